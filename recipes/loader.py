@@ -1,0 +1,207 @@
+"""Find, read, override and validate the YAML files that people write.
+
+A name (`freight_demo`) means a file shipped in the checkout, a path means that file. The kind is
+checked before the body, overrides (`a.b=c`) are applied before validation, and every mistake of
+a file is reported at once with file, place, value and remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from recipes.schema import KINDS
+from registry.errors import Problem, UserError
+
+RECIPES_DIR = Path(__file__).resolve().parent
+MAX_BYTES = 1 << 20
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML keeps the last of two equal keys; here that is a mistake that is named."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, str | int | float | bool | type(None)):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be plain text", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands here twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+# YAML 1.1 reads `1e-3` as text; people mean the number.
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises `UserError` naming file and line."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError.at(path, f"larger than {MAX_BYTES} bytes", "name a YAML file")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError.at(
+            path, f"byte {error.start} is not UTF-8", "save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise UserError.at(path, f"cannot be read ({error.strerror})", "check the path") from None
+    try:
+        content = yaml.load(text, _UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise UserError.at(place, f"not YAML: {error.problem}", "correct that line") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError.at(path, f"not YAML: {error}", "correct the file") from None
+    if not isinstance(content, dict):
+        raise UserError.at(
+            path, f"holds {type(content).__name__}, not a mapping", "begin with `kind: ...`"
+        )
+    return content
+
+
+def find(name: str, kind: str, root: Path = RECIPES_DIR) -> Path:
+    """The file of a recipe or suite by name or path. Raises `UserError` with near matches."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise UserError.at(
+            path, "no such file", f"name a {kind} file or one of: {_known(kind, root)}"
+        )
+    shipped = {path.stem: path for path in _files(kind, root)}
+    if name in shipped:
+        return shipped[name]
+    near = difflib.get_close_matches(name, shipped, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(shipped))}"
+    raise UserError.at(f"{kind} {name!r}", "no recipe or suite of that name", remedy)
+
+
+def shipped(kind: str, root: Path = RECIPES_DIR) -> list[str]:
+    """Names of the files of one kind that come with the checkout."""
+    return sorted(path.stem for path in _files(kind, root))
+
+
+def load(
+    name: str,
+    kind: str,
+    model: type[Model],
+    *,
+    root: Path = RECIPES_DIR,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """One validated recipe or suite by name or path, with dotted overrides applied first."""
+    path = find(name, kind, root)
+    return validate(read_yaml(path), kind, model, source=str(path), overrides=overrides)
+
+
+def validate(
+    content: dict[str, Any],
+    kind: str,
+    model: type[Model],
+    *,
+    source: str,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """Check the kind, apply overrides, validate; all problems at once."""
+    found = content.get("kind")
+    if found != kind:
+        raise UserError.at(
+            f"{source}: kind", f"is {found!r}, expected {kind!r}", f"write `kind: {kind}`"
+        )
+    for dotted, value in (overrides or {}).items():
+        content = _with(content, dotted.split("."), value, dotted)
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise UserError([_problem(source, detail, model) for detail in error.errors()]) from None
+
+
+def kind_of(path: Path) -> str:
+    """The `kind` of a YAML file, which must be a text."""
+    kind = read_yaml(path).get("kind")
+    if not isinstance(kind, str):
+        raise UserError.at(f"{path}: kind", "is missing", f"one of {', '.join(sorted(KINDS))}")
+    return kind
+
+
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+    """`["a.b=1", "c=[x, y]"]` as `{"a.b": 1, "c": ["x", "y"]}`; values are read as YAML."""
+    parsed: dict[str, Any] = {}
+    problems = []
+    for assignment in assignments:
+        dotted, equals, text = assignment.partition("=")
+        if not equals or not all(part for part in dotted.split(".")):
+            problems.append(Problem(f"--set {assignment}", "is not KEY.KEY=VALUE", "e.g. seed=1"))
+            continue
+        try:
+            parsed[dotted] = yaml.load(text, _UniqueKeyLoader)
+        except (yaml.YAMLError, ValueError):
+            problems.append(Problem(f"--set {assignment}", "value is not YAML", "quote it"))
+    if problems:
+        raise UserError(problems)
+    return parsed
+
+
+def _with(content: Any, parts: list[str], value: Any, dotted: str) -> Any:
+    """`content` with the value at `parts` replaced; parts are mapping keys or list positions."""
+    head, rest = parts[0], parts[1:]
+    if isinstance(content, list):
+        if not head.isdecimal() or int(head) >= len(content):
+            raise UserError.at(
+                f"--set {dotted}", f"no item {head!r}", f"use 0 to {len(content) - 1}"
+            )
+        index = int(head)
+        changed = _with(content[index], rest, value, dotted) if rest else value
+        return [*content[:index], changed, *content[index + 1 :]]
+    if not isinstance(content, dict):
+        raise UserError.at(f"--set {dotted}", f"{head!r} is below a plain value", "shorten the key")
+    changed = _with(content.get(head, {}), rest, value, dotted) if rest else value
+    return {**content, head: changed}
+
+
+def _problem(source: str, detail: Any, model: type[BaseModel]) -> Problem:
+    place = ".".join(str(part) for part in detail["loc"])
+    where = f"{source}: {place}" if place else source
+    what = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        last = str(detail["loc"][-1])
+        near = difflib.get_close_matches(last, model.model_fields, n=1)
+        return Problem(where, "unknown key", f"did you mean {near[0]!r}?" if near else "remove it")
+    if detail["type"] == "missing":
+        return Problem(where, "is missing", "add it")
+    value = repr(detail.get("input"))
+    shown = value if len(value) <= 80 else value[:77] + "..."
+    return Problem(where, f"{what} (found {shown})", "correct the value")
+
+
+def _files(kind: str, root: Path) -> list[Path]:
+    return sorted((root / _folder(kind)).glob("*.yaml"))
+
+
+def _folder(kind: str) -> str:
+    return "policies" if kind == "policy" else kind
+
+
+def _known(kind: str, root: Path) -> str:
+    return ", ".join(shipped(kind, root)) or "none"

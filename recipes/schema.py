@@ -1,0 +1,311 @@
+"""What may stand in a recipe. Six kinds, each one YAML file and one model below.
+
+People write these files, so unknown keys are errors (`extra="forbid"`) and every field says what
+it is in. Arguments of a tool keep the tool's own names and travel unchanged: `engine_args` are
+vLLM's, a `recipe` is llmcompressor's, `lora` is peft's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Written(BaseModel):
+    """Base of what people write: no unknown keys, frozen once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# -- where a model comes from ----------------------------------------------------------------
+
+
+class DemoModel(Written):
+    """A small Llama trained on the spot on the demo's freight messages."""
+
+    source: Literal["demo"]
+    role: Literal["teacher", "student"]
+    steps: int = Field(gt=0, description="Optimizer steps.")
+    pretrain_messages: int = Field(gt=0, description="Generated messages it is trained on.")
+    model: dict[str, Any] = Field(default_factory=dict, description="LlamaConfig overrides.")
+    seed: int = 0
+
+
+class PathModel(Written):
+    """A local folder in Hugging Face format (safetensors, tokenizer, chat template)."""
+
+    source: Literal["path"]
+    path: str = Field(min_length=1)
+
+
+class PackagedGguf(Written):
+    """A GGUF file inside an installed Python package, de-quantized to safetensors."""
+
+    source: Literal["package_gguf"]
+    package: str = Field(pattern=r"^[A-Za-z0-9_.]+$", description="Import name of the package.")
+    file: str = Field(pattern=r"^[A-Za-z0-9_.-]+\.gguf$")
+
+
+class PrunedModel(Written):
+    """The teacher with only some of its decoder layers: a student base without a download."""
+
+    source: Literal["depth_pruned"]
+    keep_layers: list[int] = Field(min_length=1, description="Indices of the layers that stay.")
+
+    @field_validator("keep_layers")
+    @classmethod
+    def _increasing(cls, layers: list[int]) -> list[int]:
+        if layers != sorted(set(layers)) or layers[0] < 0:
+            raise ValueError("layer indices must be distinct, increasing and not negative")
+        return layers
+
+
+ModelSource = Annotated[
+    DemoModel | PathModel | PackagedGguf | PrunedModel, Field(discriminator="source")
+]
+
+
+# -- prompts ---------------------------------------------------------------------------------
+
+Part = Literal["train", "calibration", "draft", "eval", "load"]
+
+
+class DemoPrompts(Written):
+    """Messages from the seeded generator of a freight company's customers and drivers."""
+
+    source: Literal["demo"]
+    sizes: dict[Part, int]
+
+
+class ColumnMapping(Written):
+    """Which column of the file is what. Columns that are not named are ignored."""
+
+    prompt: str = "prompt"
+    id: str | None = Field(default=None, description="None: numbered in file order.")
+    segment: str | None = None
+    reference: str | None = Field(default=None, description="Column with the right answer.")
+
+
+class FilePrompts(Written):
+    """A CSV, JSONL or Parquet file of the user's own, split by segment into five parts."""
+
+    source: Literal["file"]
+    path: str = Field(min_length=1)
+    mapping: ColumnMapping = ColumnMapping()
+    sizes: dict[Part, int]
+    template: str = Field(
+        default="{prompt}",
+        description="The user message; `{prompt}` and `{labels}` are replaced.",
+    )
+    keep_segments: list[str] = Field(
+        default_factory=list, description="Only these segments; empty: all."
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _has_prompt(cls, template: str) -> str:
+        if "{prompt}" not in template:
+            raise ValueError("the template must contain {prompt}")
+        return template
+
+
+Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]
+
+
+# -- the five stages -------------------------------------------------------------------------
+
+
+class Sampling(Written):
+    """Sent explicitly with every request; a server's default is never relied on."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(gt=0)
+    seed: int | None = None
+
+
+class TeacherRecipe(Written):
+    """kind: teacher. Who answers the business prompts, and how."""
+
+    kind: Literal["teacher"]
+    description: str
+    model: ModelSource | None = Field(default=None, description="A local teacher, or none.")
+    url: str | None = Field(default=None, description="An OpenAI-compatible URL, or none.")
+    served_model: str | None = Field(default=None, description="Model name at that URL.")
+    serve: str | None = Field(default=None, description="Serve recipe of a local teacher.")
+    sampling: Sampling
+    concurrency: int = Field(default=8, gt=0, le=1024)
+    request_timeout: float = Field(default=120.0, gt=0, description="Seconds per request.")
+    max_retry_wait: float = Field(default=600.0, gt=0, description="Longest Retry-After obeyed.")
+    max_truncated_share: float = Field(
+        default=0.10, ge=0, le=1, description="More answers cut by length than this: refused."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TeacherRecipe:
+        if (self.model is None) == (self.url is None):
+            raise ValueError("exactly one of `model` and `url` must be given")
+        if self.url is not None and self.served_model is None:
+            raise ValueError("`served_model` is needed with `url`")
+        if self.model is not None and self.serve is None:
+            raise ValueError("`serve` is needed with a local `model`")
+        return self
+
+
+class DistillRecipe(Written):
+    """kind: distill. LoRA on the teacher's answers, loss on the assistant's tokens only."""
+
+    kind: Literal["distill"]
+    description: str
+    student: ModelSource
+    lora: dict[str, Any] = Field(description="peft.LoraConfig arguments, unchanged.")
+    epochs: float = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    max_length: int = Field(gt=0, description="Tokens of prompt and answer together.")
+    warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
+    held_out_share: float = Field(default=0.05, gt=0, lt=0.5)
+    seed: int = 0
+
+
+class CalibrationSet(Written):
+    """The texts a quantizer looks at."""
+
+    source: Literal["business", "foreign"] = "business"
+    samples: int = Field(gt=0)
+    max_length: int = Field(default=512, gt=0)
+
+
+class QuantizeRecipe(Written):
+    """kind: quantize. An llmcompressor recipe, unchanged, and what must be true afterwards."""
+
+    kind: Literal["quantize"]
+    description: str
+    recipe: dict[str, Any] | None = Field(
+        description="llmcompressor stages and modifiers; null leaves the weights as they are."
+    )
+    calibration: CalibrationSet | None = None
+    max_size_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="Quantized layers' bytes over their bytes before."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> QuantizeRecipe:
+        if self.recipe is not None and self.max_size_ratio is None:
+            raise ValueError("`max_size_ratio` is needed where something is quantized")
+        return self
+
+
+class DraftRecipe(Written):
+    """kind: draft. An EAGLE3 draft trained on the merged student's own answers."""
+
+    kind: Literal["draft"]
+    description: str
+    num_layers: int = Field(default=1, gt=0)
+    draft_vocab_size: int | None = Field(default=None, gt=0, description="None: the target's.")
+    epochs: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    max_length: int = Field(default=512, gt=0)
+    num_speculative_tokens: int = Field(default=3, ge=1, le=16)
+    response_tokens: int = Field(default=128, gt=0, description="Longest own answer trained on.")
+    seed: int = 0
+
+
+class ServeRecipe(Written):
+    """kind: serve. The engine and its arguments in production; they are part of the bundle."""
+
+    kind: Literal["serve"]
+    description: str
+    engine: Literal["vllm"] = "vllm"
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="`vllm serve` arguments by their own names."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Engine environment variables.")
+
+    @field_validator("engine_args")
+    @classmethod
+    def _not_ours(cls, args: dict[str, Any]) -> dict[str, Any]:
+        ours = {"model", "host", "port", "api-key", "served-model-name", "speculative-config"}
+        taken = sorted(ours & set(args))
+        if taken:
+            raise ValueError(f"set by the project, not by a recipe: {', '.join(taken)}")
+        odd = sorted(name for name in args if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name))
+        if odd:
+            raise ValueError(f"write arguments as on the command line, without --: {odd}")
+        return args
+
+
+# -- the release -----------------------------------------------------------------------------
+
+
+class Candidate(Written):
+    """One bundle of a release: a quantization, how it is served, with or without the draft."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=64)
+    quantize: str
+    serve: str
+    draft: bool = False
+
+
+class Promotion(Written):
+    """What happens to the best passing candidate."""
+
+    objective: Literal["fastest", "most_accurate", "smallest"] = "fastest"
+    first_release: bool = Field(
+        default=False, description="May go on where no version of the model was ever promoted."
+    )
+
+
+class ReleaseRecipe(Written):
+    """kind: release. Names the other recipes, the suites, and the candidates."""
+
+    kind: Literal["release"]
+    description: str
+    model: str = Field(description="Name in the registry.")
+    prompts: Prompts
+    teacher: str
+    distill: str
+    draft: str | None = None
+    candidates: list[Candidate] = Field(min_length=1)
+    reference_candidate: str = Field(description="The unquantized student among the candidates.")
+    accuracy: str = Field(description="Accuracy suite.")
+    load: str = Field(description="Load profile.")
+    policy: str = Field(description="Policy with the gates.")
+    promotion: Promotion = Promotion()
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("model")
+    @classmethod
+    def _model_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
+            raise ValueError(
+                f"{name!r} cannot be a registered model's name; allowed are letters, digits, "
+                "'_', '.' and '-', starting with a letter or digit"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReleaseRecipe:
+        names = [candidate.name for candidate in self.candidates]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"candidate names occur twice: {', '.join(doubled)}")
+        if self.reference_candidate not in names:
+            raise ValueError(f"reference_candidate {self.reference_candidate!r} is no candidate")
+        if self.draft is None and any(candidate.draft for candidate in self.candidates):
+            raise ValueError("a candidate has `draft: true` but the release names no draft recipe")
+        return self
+
+
+Recipe = TeacherRecipe | DistillRecipe | QuantizeRecipe | DraftRecipe | ServeRecipe | ReleaseRecipe
+
+KINDS: dict[str, type[Written]] = {
+    "teacher": TeacherRecipe,
+    "distill": DistillRecipe,
+    "quantize": QuantizeRecipe,
+    "draft": DraftRecipe,
+    "serve": ServeRecipe,
+    "release": ReleaseRecipe,
+}

@@ -1,0 +1,182 @@
+"""Evidence: what a measurement leaves behind, and all that a gate may look at.
+
+A folder with `summary.json` (one of the models below) and Parquet rows: `items.parquet` for
+accuracy, one row per item; `requests.parquet` for latency, one row per request. Measurements
+write it and decide nothing; gates read it and measure nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from registry.errors import UserError
+
+SUMMARY = "summary.json"
+ITEMS = "items.parquet"
+REQUESTS = "requests.parquet"
+PERCENTILES = (50, 90, 95, 99)
+
+ITEM_COLUMNS = (
+    "item_id",
+    "segment",
+    "prompt_hash",
+    "response",
+    "finish_reason",
+    "output_tokens",
+)
+"""Columns of `items.parquet` beside one column per metric."""
+
+REQUEST_COLUMNS = (
+    "rate",
+    "request_id",
+    "start_s",
+    "ok",
+    "error",
+    "prompt_tokens",
+    "output_tokens",
+    "ttft_ms",
+    "tpot_ms",
+    "itl_ms",
+    "e2el_ms",
+)
+"""Columns of `requests.parquet`; `itl_ms` is a list, times of failed requests are null."""
+
+
+class Recorded(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AccuracyEvidence(Recorded):
+    """One bundle, one suite: sample accounting first, then the means."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["accuracy"] = "accuracy"
+    bundle: str = Field(description="Digest of the bundle that answered.")
+    suite: str
+    task: str
+    task_version: str
+    engine: str = Field(description="Name and version, e.g. `vllm 0.32.0+cpu`.")
+    harness: str = Field(description="Name and version, e.g. `lm-eval 0.4.13`.")
+    items_digest: str = Field(description="Digest of the eval items that were asked.")
+    settings: dict[str, Any] = Field(description="Sampling, few-shot, chat template digest.")
+    items_asked: int = Field(ge=0)
+    items_scored: int = Field(ge=0)
+    metrics: dict[str, float | None] = Field(description="Mean over all items; null: no number.")
+    smoke: bool = False
+    measured_at: datetime
+    seconds: float
+
+
+class LoadPoint(Recorded):
+    """One request rate. Times in milliseconds; failed requests count as over every limit."""
+
+    rate: float = Field(description="Requests per second asked for.")
+    achieved_rate: float | None = Field(description="Requests per second really sent.")
+    total: int
+    ok: int
+    failed: int
+    duration_s: float
+    ttft_ms: dict[str, float | None] = Field(description="p50, p90, p95, p99")
+    tpot_ms: dict[str, float | None]
+    itl_ms: dict[str, float | None]
+    e2el_ms: dict[str, float | None]
+    output_tokens_per_s: float | None
+    acceptance_length: float | None = Field(
+        default=None, description="Mean tokens per target step with the draft; null without."
+    )
+    prefix_cache_hit_rate: float | None = None
+
+
+class LatencyEvidence(Recorded):
+    """One bundle under one load profile on one machine."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["latency"] = "latency"
+    bundle: str
+    profile: str
+    hardware: str = Field(description="Fingerprint of the machine that was measured.")
+    engine: str
+    harness: str
+    settings: dict[str, Any]
+    points: list[LoadPoint]
+    smoke: bool = False
+    measured_at: datetime
+    seconds: float
+
+
+class ServingEvidence(Recorded):
+    """Whether this hardware can run a bundle: proved by one generated token, or the reason."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["serving"] = "serving"
+    bundle: str
+    hardware: str
+    engine: str
+    feasible: bool
+    reason: str = ""
+    startup_seconds: float | None = None
+    kv_cache_tokens: int | None = None
+    measured_at: datetime
+
+
+Evidence = AccuracyEvidence | LatencyEvidence | ServingEvidence
+
+_KINDS: dict[str, type[Recorded]] = {
+    "accuracy": AccuracyEvidence,
+    "latency": LatencyEvidence,
+    "serving": ServingEvidence,
+}
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None where it is no finite number: JSON has no NaN, and a gate reads null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def percentile(values: list[float], percent: float, failed: int = 0) -> float | None:
+    """The smallest observed value that at least `percent` % of all requests stay at or below.
+
+    Nearest rank over `len(values) + failed` requests, a failed one counting as infinitely slow:
+    None when there is no request, or when the rank falls among the failed ones.
+    """
+    total = len(values) + failed
+    rank = math.ceil(percent / 100 * total)
+    if rank == 0 or rank > len(values):
+        return None
+    return sorted(values)[rank - 1]
+
+
+def percentiles(values: list[float], failed: int = 0) -> dict[str, float | None]:
+    """`{"p50": ..., "p99": ...}` by `percentile`."""
+    return {f"p{percent}": percentile(values, percent, failed) for percent in PERCENTILES}
+
+
+def write_summary(folder: Path, evidence: Evidence) -> None:
+    text = evidence.model_dump_json(indent=1)
+    (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+
+
+def read_summary(folder: Path) -> Evidence:
+    """The summary of an evidence folder. Raises `UserError` naming file, place and remedy."""
+    path = folder / SUMMARY
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError.at(path, "no such evidence", "name a folder with a summary.json") from None
+    except ValueError as error:
+        raise UserError.at(path, f"not JSON: {error}", "measure again") from None
+    kind = content.get("kind") if isinstance(content, dict) else None
+    if kind not in _KINDS:
+        raise UserError.at(path, f"kind {kind!r} is not one of {sorted(_KINDS)}", "measure again")
+    try:
+        return _KINDS[kind].model_validate(content)  # type: ignore[return-value]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError.at(f"{path}: {place}", first["msg"], "measure again") from None

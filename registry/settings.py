@@ -1,0 +1,99 @@
+"""Every setting of this machine, each with one environment variable (prefix `PILOTAGE_`).
+
+What differs between machines lives here; what differs between releases lives in recipes.
+`docs/settings.md` is checked against this file by a test.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+class Settings(BaseSettings):
+    """Read from the environment when first asked for; frozen afterwards."""
+
+    model_config = SettingsConfigDict(env_prefix="PILOTAGE_", frozen=True, extra="ignore")
+
+    home: Path = Field(
+        default=CHECKOUT / ".pilotage",
+        description="Folder of everything that is made: store, databases, reports, logs.",
+    )
+    serve_python: Path = Field(
+        default=CHECKOUT / ".venv-serve" / "bin" / "python",
+        description="Python of the serve environment (the one that can `import vllm`).",
+    )
+    mlflow_uri: str = Field(
+        default="",
+        description="MLflow tracking URI. Empty: SQLite under PILOTAGE_HOME.",
+    )
+    teacher_api_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="API key sent to a teacher that is reached by URL. Never logged.",
+    )
+    engine_start_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds a managed server may take until it has generated its first token.",
+    )
+    stage_timeout: float = Field(
+        default=6 * 3600.0,
+        gt=0,
+        description="Seconds one heavy stage may run before its process tree is ended.",
+    )
+    stop_grace: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds between the polite and the hard signal when processes are ended.",
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="CPU threads of a training or quantization process. 0: one per core.",
+    )
+
+    @property
+    def store_dir(self) -> Path:
+        return self.home / "store"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def reports_dir(self) -> Path:
+        return self.home / "reports"
+
+    @property
+    def run_dir(self) -> Path:
+        """Where running child processes are noted, so that a later run can end leftovers."""
+        return self.home / "run"
+
+    @property
+    def tracking_uri(self) -> str:
+        return self.mlflow_uri or f"sqlite:///{(self.home / 'mlflow.db').resolve()}"
+
+    @property
+    def mlartifacts_dir(self) -> Path:
+        return self.home / "mlartifacts"
+
+    @property
+    def prefect_home(self) -> Path:
+        return self.home / "prefect"
+
+    @property
+    def cpu_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process. Tests call `settings.cache_clear()` after changing them."""
+    loaded = Settings()
+    return loaded.model_copy(update={"home": loaded.home.expanduser().resolve()})

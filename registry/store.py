@@ -1,0 +1,253 @@
+"""The artifact store: immutable folders, found by the key of the stage that makes them.
+
+    store/<stage>/<key>/files/...        what the stage wrote
+    store/<stage>/<key>/manifest.json    written last, with every file's size and SHA-256
+    store/.incoming/...                  being written; never looked at, removed when stale
+    store/.set-aside/...                 entries that no longer matched, kept for a person
+
+An entry exists only if its manifest is complete, every file matches it, and the parents it was
+made from still have the digests it was made from (a pruned parent is no objection: its content
+is named in the manifest). Anything else is reported with the reason and made again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from registry.artifacts import ArtifactRef, FileEntry, Manifest, Stage
+from registry.digests import digest_of_file, digest_of_listing, files_below
+from registry.errors import InfrastructureError
+
+MANIFEST = "manifest.json"
+
+
+class Absent(Exception):
+    """Why a stage cannot be reused; the text is shown to people (`missing`, `empty`, ...)."""
+
+
+class Store:
+    """A store below one local folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def folder(self, stage: Stage) -> Path:
+        return self.root / stage.name / stage.key
+
+    def find(self, stage: Stage) -> ArtifactRef:
+        """The finished artifact of `stage`. Raises `Absent` with the reason when there is none."""
+        folder = self.folder(stage)
+        manifest = self._verified_manifest(folder, stage)
+        for role, parent in stage.parents.items():
+            recorded = manifest.parents.get(role, {}).get("digest")
+            try:
+                present = self.recorded_digest(parent)
+            except Absent:
+                continue
+            if present != recorded:
+                raise Absent(f"{self._name(stage)}: parent {role} has changed its content")
+        return self._reference(stage, folder, manifest, reused=True)
+
+    def recorded_digest(self, stage: Stage) -> str:
+        """The digest in the manifest of `stage`, without reading its files."""
+        return self._manifest(self.folder(stage), self._name(stage)).digest
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """The full record of a finished artifact."""
+        return self._manifest(ref.path.parent, f"{ref.stage}/{ref.key[:12]}")
+
+    def last_seconds(self, name: str, label: str) -> float | None:
+        """How long the newest artifact of this stage and label took; None when there is none."""
+        newest: Manifest | None = None
+        for path in (self.root / name).glob(f"*/{MANIFEST}"):
+            try:
+                manifest = Manifest.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError):
+                continue
+            same = manifest.label == label
+            if same and (newest is None or manifest.made_at > newest.made_at):
+                newest = manifest
+        return newest.seconds if newest else None
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def make(
+        self,
+        stage: Stage,
+        produce: Callable[[Path], dict[str, Any]],
+        provenance: dict[str, Any],
+        *,
+        fresh: Callable[[ArtifactRef], bool] = lambda ref: True,
+        on_absent: Callable[[str], None] = lambda reason: None,
+        lock_timeout: float = 24 * 3600.0,
+    ) -> ArtifactRef:
+        """Return the artifact of `stage`, calling `produce(folder)` only when there is none.
+
+        `produce` writes its files into the folder it is given and returns a summary. When it
+        raises, nothing of it stays. Two processes that ask for one key at once: the second
+        waits for the first and reuses what it made. `fresh` may refuse an entry for its age.
+        """
+        with self._locked(stage, lock_timeout):
+            try:
+                found = self.find(stage)
+                if fresh(found):
+                    return found
+                reason = f"{self._name(stage)}: too old ({found.made_at:%Y-%m-%d})"
+            except Absent as absent:
+                reason = str(absent)
+            on_absent(reason)
+            return self._produce(stage, produce, provenance)
+
+    def _produce(
+        self,
+        stage: Stage,
+        produce: Callable[[Path], dict[str, Any]],
+        provenance: dict[str, Any],
+    ) -> ArtifactRef:
+        started = time.monotonic()
+        parents = {
+            role: {
+                "stage": parent.name,
+                "key": parent.key,
+                "digest": self.recorded_digest(parent),
+            }
+            for role, parent in stage.parents.items()
+        }
+        incoming = self.root / ".incoming" / f"{stage.name}-{stage.key[:12]}-{uuid.uuid4().hex[:8]}"
+        files = incoming / "files"
+        files.mkdir(parents=True)
+        try:
+            summary = produce(files)
+            listing = {
+                path.relative_to(files).as_posix(): FileEntry(
+                    size=path.stat().st_size, sha256=digest_of_file(path)
+                )
+                for path in files_below(files)
+            }
+            if not listing:
+                raise InfrastructureError(f"stage {stage.title} wrote no file")
+            manifest = Manifest(
+                stage=stage.name,
+                stage_version=stage.version,
+                label=stage.label,
+                key=stage.key,
+                digest=digest_of_listing({name: file.sha256 for name, file in listing.items()}),
+                files=listing,
+                config=stage.config,
+                parents=parents,
+                inputs=stage.inputs,
+                tools=stage.tools,
+                provenance=provenance,
+                summary=summary,
+                made_at=datetime.now(UTC),
+                seconds=round(time.monotonic() - started, 3),
+            )
+            for path in files_below(files):
+                _fsync(path)
+            (incoming / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+            _fsync(incoming / MANIFEST)
+            _fsync(incoming)
+            self._publish(incoming, self.folder(stage))
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        return self._reference(stage, self.folder(stage), manifest, reused=False)
+
+    def _publish(self, incoming: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            aside = self.root / ".set-aside" / f"{target.parent.name}-{target.name[:12]}"
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            target.rename(aside.with_name(f"{aside.name}-{uuid.uuid4().hex[:8]}"))
+        incoming.rename(target)
+        _fsync(target.parent)
+
+    @contextmanager
+    def _locked(self, stage: Stage, timeout: float) -> Iterator[None]:
+        locks = self.root / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(locks / f"{stage.name}-{stage.key[:32]}.lock", timeout=timeout)
+        try:
+            with lock:
+                yield
+        except Timeout:
+            raise InfrastructureError(
+                f"another process has been making {self._name(stage)} for {timeout:.0f} s"
+            ) from None
+
+    def remove_stale(self, older_than: float = 24 * 3600.0) -> list[Path]:
+        """Remove what crashed writers left behind more than `older_than` seconds ago."""
+        removed = []
+        now = time.time()
+        for path in (self.root / ".incoming").glob("*"):
+            if now - path.stat().st_mtime > older_than:
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+        return removed
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _name(self, stage: Stage) -> str:
+        return f"store/{stage.name}/{stage.key[:12]}"
+
+    def _manifest(self, folder: Path, name: str) -> Manifest:
+        if not folder.is_dir():
+            raise Absent(f"{name}: missing")
+        try:
+            text = (folder / MANIFEST).read_bytes()
+        except OSError:
+            empty = not any(folder.rglob("*"))
+            raise Absent(f"{name}: {'empty' if empty else 'no manifest'}") from None
+        try:
+            return Manifest.model_validate_json(text)
+        except ValidationError:
+            raise Absent(f"{name}: manifest cannot be read") from None
+
+    def _verified_manifest(self, folder: Path, stage: Stage) -> Manifest:
+        name = self._name(stage)
+        manifest = self._manifest(folder, name)
+        if manifest.key != stage.key:
+            raise Absent(f"{name}: manifest is of another key")
+        files = folder / "files"
+        present = {path.relative_to(files).as_posix(): path for path in files_below(files)}
+        if set(present) != set(manifest.files):
+            odd = sorted(set(present) ^ set(manifest.files))
+            raise Absent(f"{name}: files differ from the manifest ({', '.join(odd[:3])})")
+        for relative, entry in manifest.files.items():
+            path = present[relative]
+            if path.stat().st_size != entry.size or digest_of_file(path) != entry.sha256:
+                raise Absent(f"{name}: digest differs ({relative} was changed)")
+        return manifest
+
+    @staticmethod
+    def _reference(stage: Stage, folder: Path, manifest: Manifest, reused: bool) -> ArtifactRef:
+        return ArtifactRef(
+            stage=stage.name,
+            key=manifest.key,
+            digest=manifest.digest,
+            path=folder / "files",
+            summary=manifest.summary,
+            made_at=manifest.made_at,
+            seconds=manifest.seconds,
+            reused=reused,
+        )
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

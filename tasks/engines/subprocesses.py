@@ -1,0 +1,266 @@
+"""Start, watch and end process trees; run a heavy stage as one process with JSON in and out.
+
+Every child is started in its own session and noted in a file under `PILOTAGE_HOME/run` with its
+creation time. Ending it is polite first (SIGTERM to the whole tree), hard after `stop_grace`
+seconds, and reaches children that were orphaned by a parent that died first: they are found by
+the marker that each of our processes carries in its environment. A later run ends what a crashed
+run left behind, and only that: a process whose marker or creation time differs is not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from registry.errors import InfrastructureError, Problem, StageFailed, UserError
+from registry.settings import CHECKOUT, settings
+
+MARKER = "PILOTAGE_PROCESS"
+"""Environment variable that names the tree a process belongs to; inherited by every child."""
+
+
+class ProcessTree:
+    """A command and everything it starts. Use as a context manager: leaving it ends the tree."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = CHECKOUT,
+    ) -> None:
+        self.command = [str(word) for word in command]
+        self.log = log
+        self.marker = uuid.uuid4().hex
+        self._env = {**os.environ, **(env or {}), MARKER: self.marker}
+        self._cwd = cwd
+        self._note = settings().run_dir / f"{self.marker}.json"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._note.parent.mkdir(parents=True, exist_ok=True)
+        # Noted before the start: a crash between the two leaves a note that matches nothing.
+        self._note.write_text(json.dumps({"owner": _identity(os.getpid()), "marker": self.marker}))
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                cwd=self._cwd,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """The exit status of the front process; None while it runs."""
+        assert self.process is not None, "not started"
+        return self.process.poll()
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the front process. Raises `InfrastructureError` after `timeout` seconds."""
+        assert self.process is not None, "not started"
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise InfrastructureError(
+                f"{self.command[0]} did not end within {timeout:.0f} s; its log is {self.log}"
+            ) from None
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the whole tree now, in bytes."""
+        total = 0
+        for member in _members(self.pid, self.marker):
+            try:
+                total += member.memory_info().rss
+            except psutil.Error:
+                continue
+        return total
+
+    def stop(self) -> None:
+        """End the whole tree and return when nothing of it is alive. Safe to call twice."""
+        if self.process is None:
+            return
+        end_processes(_members(self.process.pid, self.marker), settings().stop_grace)
+        # Children that were started while the tree was being ended.
+        end_processes(_members(self.process.pid, self.marker), settings().stop_grace)
+        self.process.wait()
+        self._note.unlink(missing_ok=True)
+
+    def last_lines(self, count: int = 15) -> str:
+        """The end of the log, for an error message."""
+        return last_lines(self.log, count)
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """The last `count` non-empty lines of a text file; empty when there is no file."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as handle:
+        handle.seek(max(0, log.stat().st_size - 64 * 1024))
+        text = handle.read().decode("utf-8", errors="replace")
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def run_job(
+    module: str,
+    job: Mapping[str, Any],
+    *,
+    log: Path,
+    python: Path | str = sys.executable,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run `python -m module JOB RESULT` in a process of its own and return its result.
+
+    `job` is written as JSON beside the log; the module writes its result as one JSON object.
+    A result `{"error": {"problems": [...]}}` is a mistake of a person and raised as
+    `StageFailed`; a process that ends otherwise without a result is an `InfrastructureError`
+    with the last lines of its log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    job_file = log.with_suffix(".job.json")
+    result_file = log.with_suffix(".result.json")
+    result_file.unlink(missing_ok=True)
+    job_file.write_text(json.dumps(job, ensure_ascii=False, indent=1), encoding="utf-8")
+    command = [str(python), "-m", module, str(job_file), str(result_file)]
+    with ProcessTree(command, log=log, env=env) as tree:
+        status = tree.wait(timeout or settings().stage_timeout)
+    if not result_file.exists():
+        raise InfrastructureError(
+            f"{module} ended with status {status} and no result; the end of {log}:\n"
+            f"{last_lines(log)}"
+        )
+    result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+    if "error" in result:
+        raise StageFailed([Problem(**problem) for problem in result["error"]["problems"]])
+    return result
+
+
+def job_main(run: Any) -> None:
+    """The `__main__` of an engine module: read the job, call `run(job)`, write the result.
+
+    The result is written atomically; a `UserError` becomes a result too, so that the flow can
+    raise it again with its problems intact. Anything else leaves its traceback in the log.
+    """
+    job_file, result_file = Path(sys.argv[1]), Path(sys.argv[2])
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    try:
+        result = run(job)
+    except UserError as error:
+        result = {"error": {"problems": [vars(problem) for problem in error.problems]}}
+    partial = result_file.with_suffix(".partial")
+    partial.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
+    partial.rename(result_file)
+
+
+def end_processes(processes: Sequence[psutil.Process], grace: float) -> None:
+    """SIGTERM to all, SIGKILL after `grace` seconds to those that are still there."""
+    alive = [process for process in processes if _signal(process, hard=False)]
+    _, alive = psutil.wait_procs(alive, timeout=grace)
+    for process in alive:
+        _signal(process, hard=True)
+    psutil.wait_procs(alive, timeout=grace)
+
+
+def end_leftovers() -> list[int]:
+    """End the trees of runs that are no longer alive; the process ids that were ended."""
+    ended = []
+    for note in sorted(settings().run_dir.glob("*.json")):
+        try:
+            content = json.loads(note.read_text())
+            owner, marker = content["owner"], content["marker"]
+        except (OSError, ValueError, KeyError):
+            note.unlink(missing_ok=True)
+            continue
+        if _identity(owner["pid"]) == owner:
+            continue
+        leftovers = _marked(marker)
+        ended += [process.pid for process in leftovers]
+        end_processes(leftovers, settings().stop_grace)
+        note.unlink(missing_ok=True)
+    return ended
+
+
+def _identity(pid: int) -> dict[str, float | int] | None:
+    """Process id with its start in clock ticks since boot: ids are used again, the pair is not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return {"pid": pid, "start": int(fields[19])}
+
+
+def _members(pid: int, marker: str) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        tree = {root.pid: root} | {child.pid: child for child in root.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        tree = {}
+    tree |= {process.pid: process for process in _marked(marker)}
+    return list(tree.values())
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    """Every live process that carries the marker, whoever its parent is now."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0") and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def _signal(process: psutil.Process, *, hard: bool) -> bool:
+    try:
+        if hard:
+            process.kill()
+        else:
+            process.terminate()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def wait_until(condition: Any, timeout: float, every: float = 0.5) -> bool:
+    """Poll `condition()` until it is true; False after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(every)
+    return False
