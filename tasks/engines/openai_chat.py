@@ -1,0 +1,313 @@
+"""Ask an OpenAI-compatible endpoint many chat requests, politely and without losing any.
+
+Every request ends in one of three states:
+
+* `done`: answered.
+* `rejected`: the server said that this request is wrong; asking again would not help.
+* `pending`: not answered and not wrong (rate limit, outage, unreadable answer). A later run asks
+  again. A pending request is never an empty answer.
+
+Nothing is raised for what a server does; the reason stands in the result. Sampling is sent with
+every request: a server's own defaults are never relied on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from recipes.schema import Sampling
+
+MAX_ATTEMPTS = 8
+"""Requests sent for one row at most; after that it is left pending."""
+
+FIRST_WAIT = 1.0
+LONGEST_OWN_WAIT = 60.0
+"""Seconds. Our own waits double from the first to the longest, each up to a quarter longer."""
+
+LONGEST_REASON = 500
+"""Characters of a server's message that are kept."""
+
+
+class Endpoint(BaseModel):
+    """Where to ask. The key is shown by no `repr`, no message and no log."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(description="Base URL, with or without `/v1`.")
+    model: str = Field(min_length=1, description="Model name at that URL.")
+    api_key: SecretStr = SecretStr("")
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        if not re.match(r"https?://[^/\s]+", url):
+            raise ValueError("must start with http:// or https:// and name a host")
+        return url
+
+    @property
+    def chat_url(self) -> str:
+        base = self.url.rstrip("/").removesuffix("/chat/completions")
+        if not re.search(r"/v\d+\w*(/openai)?$", base):
+            base += "/v1"
+        return f"{base}/chat/completions"
+
+
+class ChatRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    messages: list[dict[str, Any]]
+    sampling: Sampling
+
+
+class ChatResult(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    state: Literal["done", "rejected", "pending"]
+    text: str = ""
+    finish_reason: str | None = Field(default=None, description="As sent; None stays None.")
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reason: str = Field(default="", description="Why it is not done, in the server's words.")
+    attempts: int = Field(default=0, ge=0, description="Requests that were sent.")
+
+
+def generate(
+    requests: Sequence[ChatRequest],
+    endpoint: Endpoint,
+    *,
+    concurrency: int,
+    max_retry_wait: float,
+    request_timeout: float,
+    on_done: Callable[[ChatResult], None] = lambda result: None,
+    max_attempts: int = MAX_ATTEMPTS,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    transport: httpx.AsyncBaseTransport | None = None,
+    rng: random.Random | None = None,
+) -> list[ChatResult]:
+    """Ask all of `requests` and return their results in the same order.
+
+    `concurrency` requests are open at once; a row that waits holds none of them. `on_done` is
+    called in this thread as soon as a row has its final state, so that answers can be written
+    down before the last one is there. What `on_done` raises ends the whole call.
+
+    `max_retry_wait` (seconds) is the longest Retry-After that is obeyed: a server that asks for
+    more leaves its row pending without another request. `request_timeout` is in seconds for one
+    request. The clock (aware, UTC), the sleep and the transport are for tests.
+    """
+    asker = _Asker(
+        endpoint,
+        concurrency=concurrency,
+        max_retry_wait=max_retry_wait,
+        request_timeout=request_timeout,
+        max_attempts=max_attempts,
+        clock=clock,
+        sleep=sleep,
+        transport=transport,
+        rng=rng or random.Random(),
+    )
+    return asyncio.run(asker.ask_all(requests, on_done))
+
+
+class _Retry(Exception):
+    """This try brought no answer; the next one may. `asked` is the server's Retry-After header."""
+
+    def __init__(self, reason: str, asked: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.asked = asked
+
+
+class _Rejected(Exception):
+    """The server refuses this request for what it is."""
+
+
+class _Asker:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        concurrency: int,
+        max_retry_wait: float,
+        request_timeout: float,
+        max_attempts: int,
+        clock: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]],
+        transport: httpx.AsyncBaseTransport | None,
+        rng: random.Random,
+    ) -> None:
+        self._endpoint = endpoint
+        self._concurrency = concurrency
+        self._max_retry_wait = max_retry_wait
+        self._timeout = request_timeout
+        self._max_attempts = max_attempts
+        self._clock = clock
+        self._sleep = sleep
+        self._transport = transport
+        self._rng = rng
+
+    async def ask_all(
+        self, requests: Sequence[ChatRequest], on_done: Callable[[ChatResult], None]
+    ) -> list[ChatResult]:
+        key = self._endpoint.api_key.get_secret_value()
+        slots = asyncio.Semaphore(self._concurrency)
+        async with httpx.AsyncClient(
+            transport=self._transport,
+            timeout=self._timeout,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx.Limits(max_connections=self._concurrency),
+        ) as client:
+
+            async def one(request: ChatRequest) -> ChatResult:
+                result = await self._ask(client, slots, request)
+                on_done(result)
+                return result
+
+            tasks = [asyncio.create_task(one(request)) for request in requests]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def _ask(
+        self, client: httpx.AsyncClient, slots: asyncio.Semaphore, request: ChatRequest
+    ) -> ChatResult:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with slots:
+                    answer = await self._try(client, request)
+            except _Rejected as rejected:
+                return ChatResult(
+                    id=request.id, state="rejected", reason=str(rejected), attempts=attempt
+                )
+            except _Retry as failed:
+                pending = ChatResult(
+                    id=request.id, state="pending", reason=failed.reason, attempts=attempt
+                )
+                asked = seconds_asked(failed.asked, self._clock())
+                if asked is not None and asked > self._max_retry_wait:
+                    reason = (
+                        f"{failed.reason}; the server asks to wait {failed.asked} "
+                        f"({asked:.0f} s), longer than the allowed {self._max_retry_wait:.0f} s"
+                    )
+                    return pending.model_copy(update={"reason": reason})
+                if attempt >= self._max_attempts:
+                    reason = f"{failed.reason}; given up after {attempt} requests"
+                    return pending.model_copy(update={"reason": reason})
+                await self._sleep(self._wait(asked, attempt))
+            else:
+                return answer.model_copy(update={"attempts": attempt})
+
+    def _wait(self, asked: float | None, attempt: int) -> float:
+        """Seconds before the next request; never 0, never less than the server asked for."""
+        if asked is not None:
+            # A little later than asked: rows that were refused together do not return together.
+            return asked + self._rng.uniform(0, min(1.0, asked / 10))
+        own = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_OWN_WAIT, self._max_retry_wait)
+        return own * self._rng.uniform(1.0, 1.25)
+
+    async def _try(self, client: httpx.AsyncClient, request: ChatRequest) -> ChatResult:
+        sampling = request.sampling.model_dump(exclude_none=True)
+        body = {"model": self._endpoint.model, "messages": request.messages, **sampling}
+        try:
+            response = await client.post(self._endpoint.chat_url, json=body)
+        except httpx.TimeoutException:
+            raise _Retry(f"no answer within {self._timeout:g} s") from None
+        except httpx.RequestError as error:
+            reason = self._clean(f"{type(error).__name__}: {error}")
+            raise _Retry(reason) from None
+        status = response.status_code
+        if status in (408, 409, 429) or status >= 500:
+            raise _Retry(self._said(response), response.headers.get("retry-after"))
+        if status != 200:
+            raise _Rejected(self._said(response))
+        return _answer(request.id, response)
+
+    def _said(self, response: httpx.Response) -> str:
+        """Status and the server's own message, from whichever field it uses."""
+        message: Any = response.text
+        try:
+            content = response.json()
+        except ValueError:
+            content = None
+        if isinstance(content, Mapping):
+            error = content.get("error", content)
+            if isinstance(error, Mapping):
+                error = error.get("message") or error.get("detail")
+            message = error or message
+        text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+        return self._clean(f"HTTP {response.status_code}: {text.strip()}".removesuffix(": "))
+
+    def _clean(self, text: str) -> str:
+        key = self._endpoint.api_key.get_secret_value()
+        if key:
+            # Some servers repeat the key that they do not accept.
+            text = text.replace(key, "***")
+        return text[:LONGEST_REASON]
+
+
+def _answer(request_id: str, response: httpx.Response) -> ChatResult:
+    """The answer in a 200; raises `_Retry` when there is none in it."""
+    try:
+        content = response.json()
+    except ValueError:
+        raise _Retry("HTTP 200, but the answer is not JSON") from None
+    choices = content.get("choices") if isinstance(content, Mapping) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise _Retry("HTTP 200, but the answer has no choices")
+    message = choices[0].get("message")
+    text = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(text, str):
+        raise _Retry("HTTP 200, but the answer has no content")
+    finish_reason = choices[0].get("finish_reason")
+    usage = content.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    return ChatResult(
+        id=request_id,
+        state="done",
+        text=text,
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def seconds_asked(header: str | None, now: datetime) -> float | None:
+    """What a Retry-After header asks for, in seconds from `now`; both legal forms.
+
+    None when there is no header, when it cannot be read, and when it asks for no wait at all:
+    then the client waits as long as it finds right itself. Never raises.
+    """
+    if header is None:
+        return None
+    header = header.strip()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", header):
+        seconds = float(header)
+    else:
+        try:
+            date = parsedate_to_datetime(header)
+        except (TypeError, ValueError, OverflowError, IndexError):
+            return None
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        seconds = (date - now).total_seconds()
+    return seconds if seconds > 0 else None

@@ -1,0 +1,35 @@
+"""Free TCP ports on the loopback interface, and whose a listening port is."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now. It may be taken before it is used: be ready to retry."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether process `pid` or a child of it listens on `port`.
+
+    A stranger's server on the same port would answer a health check too; this tells them apart.
+    """
+    try:
+        front = psutil.Process(pid)
+        family = [front, *front.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return False
+    for process in family:
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue
+        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+            return True
+    return False

@@ -1,0 +1,470 @@
+"""A vLLM server of our own: started, proved by a generated token, watched, ended.
+
+This is the driver's side. vLLM itself lives in the serve environment and is reached only as a
+process and over HTTP; nothing here imports it. `failure_of` turns what vLLM wrote before it died
+into the right kind of error: `Infeasible` (this hardware cannot run the bundle), `UserError` (an
+argument is wrong), or nothing, which the server reports as an `InfrastructureError`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
+from registry.settings import settings
+from tasks.engines.ports import free_port, listens
+from tasks.engines.subprocesses import ProcessTree, wait_until
+
+PLAIN_FLAGS = frozenset(
+    {
+        "headless",
+        "grpc",
+        "data-parallel-multi-port-external-lb",
+        "disable-log-stats",
+        "aggregate-engine-logging",
+    }
+)
+"""The flags of `vllm serve` 0.32 that have no `--no-` form; all other booleans have one."""
+
+FIXED_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Set for every managed server: no hub, no telemetry. A recipe cannot turn it round."""
+
+LOOPBACK_ENV = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
+"""Where vLLM's own processes meet. A recipe for several nodes may say otherwise."""
+
+PORT_TRIES = 3
+
+
+# -- the command line ------------------------------------------------------------------------
+
+
+def command(
+    python: Path | str,
+    target: Path | str,
+    served_name: str,
+    engine_args: Mapping[str, Any],
+    port: int,
+    draft: Path | str | None = None,
+    num_speculative_tokens: int = 0,
+    host: str = "127.0.0.1",
+) -> list[str]:
+    """The exact `vllm serve` command of a bundle; the API key is in VLLM_API_KEY, not here.
+
+    `engine_args` are vLLM's by their own names without `--`: true is the flag alone, false its
+    `--no-` form, null leaves vLLM's default, a mapping is JSON, a list is several words (vLLM
+    reads lists with `nargs="+"`; a mapping inside a list is JSON again).
+    """
+    words = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
+    words += ["--host", host, "--port", str(port), "--served-model-name", served_name]
+    for name, value in engine_args.items():
+        words += _argument(name, value)
+    if draft is not None:
+        if num_speculative_tokens < 1:
+            raise ValueError("a draft needs num_speculative_tokens >= 1")
+        speculative = {
+            "method": "eagle3",
+            "model": str(draft),
+            "num_speculative_tokens": num_speculative_tokens,
+        }
+        words += ["--speculative-config", json.dumps(speculative)]
+    return words
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [] if name in PLAIN_FLAGS else [f"--no-{name}"]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [f"--{name}", *(_word(item) for item in value)]
+    return [f"--{name}", _word(value)]
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
+
+
+# -- why it died -----------------------------------------------------------------------------
+
+_PREFIX = re.compile(
+    r"^(?:\([\w.-]+(?: pid=\d+)?\)\s)*"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?"
+)
+"""`(EngineCore pid=12) ERROR 11-29 21:17:06 [core.py:1510] `, any part of it."""
+
+_RAISED = re.compile(r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception)): ?(?P<text>.*)")
+    r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception|NotImplemented\w*)): ?(?P<text>.*)"
+)
+
+_FOLLOW_UPS = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered"
+    r"|EngineDeadError|See stack trace|See root cause|CancelledError|Engine core proc"
+)
+"""Raised because something else was raised before."""
+
+_INFEASIBLE = re.compile(
+    r"_C\w*' (?:object )?has no attribute"  # a kernel that this build or this CPU lacks
+    r"|NotImplementedError"
+    r"|not (?:currently |yet )?supported|(?:does|do) not support|unsupported|not implemented for"
+    r"|no kernel image is available|(?:failed to find|no) (?:a |valid |suitable )?(?:\w+ )?kernel"
+    r"|(?:minimum|compute) capability"
+    r"|could not run '[\w:.]+' with arguments from"
+    r"|no available memory for the cache blocks"
+    r"|KV cache is needed, which is larger than the available"
+    r"|larger than the maximum number of tokens that can be stored in KV cache"
+    r"|out of memory|OutOfMemoryError|can't allocate memory",
+    re.IGNORECASE,
+)
+
+_ILLEGAL_INSTRUCTION = re.compile(r"Failed core proc\(s\): \{[^}]*: -4\b|Illegal instruction")
+
+_MEMORY_NOW = re.compile(
+    r"(?:Available|Free) memory on .*?\([\d.]+/(?P<total>[\d.]+) GiB\) on (?:startup|kv cache"
+    r" allocation) is less than .*?\((?:[\d.]+[,/] ?)?(?P<wanted>[\d.]+) GiB\)"
+)
+
+_ARGPARSE = re.compile(r"error: (?P<text>unrecognized arguments:.*|argument .*|ambiguous option.*)")
+
+_NOISE = re.compile(
+    r"nanobind: | - leaked | - \.\.\. skipped|See https://nanobind|INFO: |Route: |\s*$"
+    r"|\s+warnings\.warn\(|.*UserWarning: |.*FutureWarning: |Triton is installed, but"
+)
+"""What vLLM writes after its last word: leak reports of libraries, one line for each route."""
+
+_PORT_TAKEN = re.compile(r"\[Errno 98\]|Address already in use", re.IGNORECASE)
+
+
+def root_cause(log: str) -> str:
+    """The engine's own words for why it died, without log prefixes; empty when it said nothing.
+
+    That is the first exception in the log that is not the consequence of an earlier one. Of a
+    pydantic error, which takes several lines, it is the sentence that says what is wrong.
+    """
+    return next(_causes(log), "")
+
+
+def _causes(log: str) -> Iterator[str]:
+    lines = [_PREFIX.sub("", line) for line in log.splitlines()]
+    for index, line in enumerate(lines):
+        raised = _RAISED.match(line)
+        if raised is None or _FOLLOW_UPS.search(line):
+            continue
+        if "validation error" in line:
+            yield _validation_error(lines[index : index + 4])
+        elif not raised["text"].strip() and raised["kind"].endswith("NotImplementedError"):
+            yield f"{raised['kind']} in {_frame_above(lines, index)}"
+        else:
+            yield line.strip()
+
+
+def _validation_error(lines: Sequence[str]) -> str:
+    head, *rest = lines
+    words = " ".join(line.strip() for line in rest)
+    sentence = re.split(r" \[type=", words)[0]
+    model = head.rpartition(" for ")[2].strip()
+    return f"{model}: {sentence.removeprefix('Value error, ')}"
+
+
+def _frame_above(lines: Sequence[str], index: int) -> str:
+    """Function and file of the innermost frame: all that a bare exception says."""
+    for line in reversed(lines[:index]):
+        frame = re.match(r'\s+File "(?P<file>[^"]+)", line \d+, in (?P<function>\S+)', line)
+        if frame:
+            return f"{frame['function']} ({Path(frame['file']).name})"
+    return "an unknown place"
+
+
+def failure_of(log: str, where: str = "serve recipe") -> Infeasible | UserError | None:
+    """What the log of a dead engine says about the bundle; None when it says nothing of it.
+
+    Pure. `where` names the recipe for the message of a wrong argument. Memory that others hold
+    at the moment is no property of the bundle: only a wish beyond the whole machine is
+    infeasible.
+    """
+    argument = _ARGPARSE.search(log)
+    if argument:
+        return UserError.at(
+            f"{where}: engine_args",
+            f"vLLM says: {argument['text'].strip()}",
+            "`vllm serve --help=all` in the serve environment lists names and values",
+        )
+    if _ILLEGAL_INSTRUCTION.search(log):
+        return Infeasible("the engine was ended by an illegal instruction: this CPU lacks one")
+    cause = root_cause(log)
+    memory = _MEMORY_NOW.search(cause)
+    if memory:
+        wanted, total = float(memory["wanted"]), float(memory["total"])
+        return Infeasible(cause) if wanted > total else None
+    if _INFEASIBLE.search(cause):
+        return Infeasible(cause)
+    if re.match(r"\w*Config\b|\w*Args\b", cause):
+        return UserError.at(f"{where}: engine_args", f"vLLM says: {cause}")
+    return None
+
+
+def last_words(log: str, count: int = 15) -> str:
+    """The last `count` lines of a log that say something, without prefixes. Pure."""
+    lines = (_PREFIX.sub("", line) for line in log.splitlines())
+    return "\n".join([line for line in lines if not _NOISE.match(line)][-count:])
+
+
+# -- the server ------------------------------------------------------------------------------
+
+
+class VllmServer:
+    """`vllm serve` on a free loopback port with a random key. Use as a context manager.
+
+    Entering returns when the server has generated one token, or raises: `Infeasible`,
+    `UserError` (see `failure_of`), or `InfrastructureError` with the end of the log, also after
+    `settings().engine_start_timeout` seconds. Leaving ends every process of it.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        *,
+        log: Path,
+        served_name: str,
+        engine_args: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        draft: Path | None = None,
+        num_speculative_tokens: int = 0,
+        python: Path | None = None,
+        where: str = "serve recipe",
+    ) -> None:
+        self.target = target.resolve()
+        self.draft = draft.resolve() if draft else None
+        self.log = log
+        self.served_name = served_name
+        self.api_key = secrets.token_urlsafe(32)
+        self.port = 0
+        self.startup_seconds = 0.0
+        self.kv_cache_tokens: int | None = None
+        self.engine_version = ""
+        self._engine_args = dict(engine_args or {})
+        self._env = {**LOOPBACK_ENV, **(env or {}), **FIXED_ENV, "VLLM_API_KEY": self.api_key}
+        self._num_speculative_tokens = num_speculative_tokens
+        self._python = python or settings().serve_python
+        self._where = where
+        self._tree: ProcessTree | None = None
+        self._log_start = 0
+
+    def __repr__(self) -> str:
+        return f"VllmServer({self.served_name!r}, {self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Base URL with `/v1`, as OpenAI clients want it."""
+        return f"{self._root}/v1"
+
+    @property
+    def _root(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def command(self) -> list[str]:
+        return command(
+            self._python,
+            self.target,
+            self.served_name,
+            self._engine_args,
+            self.port,
+            self.draft,
+            self._num_speculative_tokens,
+        )
+
+    def __enter__(self) -> Self:
+        if shutil.which(self._python) is None:
+            raise UserError.at(
+                "PILOTAGE_SERVE_PYTHON",
+                f"{self._python} is no Python that can be run",
+                "`make env` builds the serve environment",
+            )
+        started = time.monotonic()
+        deadline = started + settings().engine_start_timeout
+        try:
+            for tries_left in reversed(range(PORT_TRIES)):
+                self._start()
+                if self._wait_until_listening(deadline, retry_port=tries_left > 0):
+                    break
+                self.stop()
+            self._generate_one_token(deadline)
+        except BaseException:
+            self.stop()
+            raise
+        self.startup_seconds = round(time.monotonic() - started, 3)
+        self.engine_version = str(self._get("/version").json()["version"])
+        sizes = re.findall(r"KV cache size: ([\d,]+) tokens", self._own_log())
+        self.kv_cache_tokens = int(sizes[-1].replace(",", "")) if sizes else None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process of the server. Safe to call twice."""
+        if self._tree is not None:
+            self._tree.stop()
+
+    def memory_bytes(self) -> int:
+        """Resident memory of all its processes now, in bytes."""
+        return self._started.memory_bytes()
+
+    def metrics(self, by: str | None = None) -> dict[str, float]:
+        """Counters and gauges of `/metrics` by name, summed over their labels.
+
+        Histograms are there as `..._sum` and `..._count`. With `by`, only the samples that carry
+        this label, kept apart by it: `name{position="0"}`. Raises as `check_alive` does.
+        """
+        try:
+            text = self._get("/metrics").text
+        except httpx.HTTPError:
+            self.check_alive()
+            raise InfrastructureError(f"{self!r} gives no metrics") from None
+        return sum_samples(text, by)
+
+    def check_alive(self) -> None:
+        """Raise when the server cannot answer any more, with the reason it left in its log.
+
+        A front process whose engine is dead counts as dead. Raises as on entering.
+        """
+        if self._started.poll() is not None:
+            self._raise_death("ended")
+        try:
+            healthy = self._get("/health").status_code == 200
+        except httpx.HTTPError:
+            healthy = False
+        if not healthy:
+            # The engine's traceback reaches the log a moment later than its death the caller.
+            wait_until(lambda: self._started.poll() is not None, timeout=10.0)
+            self._raise_death("is no longer healthy")
+
+    # -- parts -----------------------------------------------------------------------------
+
+    @property
+    def _started(self) -> ProcessTree:
+        assert self._tree is not None, "not started"
+        return self._tree
+
+    def _start(self) -> None:
+        self.port = free_port()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        # Not from the checkout: `python -m` would put our packages before vLLM's own imports.
+        tree = ProcessTree(self.command, log=self.log, env=self._env, cwd=self.log.parent)
+        tree.start()
+        self._tree = tree
+
+    def _own_log(self) -> str:
+        """What this start wrote; the file may hold earlier ones."""
+        with self.log.open("rb") as handle:
+            handle.seek(self._log_start)
+            return handle.read().decode("utf-8", errors="replace")
+
+    def _get(self, path: str) -> httpx.Response:
+        # No proxy from the environment stands between this machine and itself.
+        return httpx.get(f"{self._root}{path}", timeout=30.0, trust_env=False)
+
+    def _wait_until_listening(self, deadline: float, *, retry_port: bool) -> bool:
+        """True when /health answers 200; False when another process took the port first."""
+        while True:
+            if self._started.poll() is not None:
+                if retry_port and _PORT_TAKEN.search(root_cause(self._own_log())):
+                    return False
+                self._raise_death("ended while it started")
+            try:
+                healthy = self._get("/health").status_code == 200
+            except httpx.HTTPError:
+                healthy = False
+            if healthy and listens(self._started.pid, self.port):
+                return True
+            if time.monotonic() > deadline:
+                self._raise_death(
+                    f"was not ready after {settings().engine_start_timeout:.0f} s "
+                    "(PILOTAGE_ENGINE_START_TIMEOUT)"
+                )
+            time.sleep(0.2)
+
+    def _generate_one_token(self, deadline: float) -> None:
+        common = {"model": self.served_name, "max_tokens": 1, "temperature": 0.0}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            # A model without a chat template answers 400 to the first.
+            ("/completions", {"prompt": "Hello"}),
+        ]
+        for path, body in asked:
+            try:
+                response = httpx.post(
+                    f"{self.url}{path}",
+                    json={**common, **body},
+                    headers={"Authorization": f"Bearer {self.api_key}"},
+                    timeout=max(1.0, deadline - time.monotonic()),
+                    trust_env=False,
+                )
+            except httpx.HTTPError:
+                break
+            if response.status_code == 200 and _completion_tokens(response) >= 1:
+                return
+            if response.status_code not in (400, 404):
+                break
+        # vLLM ends itself within 5 s when its engine is dead; until then the log grows.
+        wait_until(lambda: self._started.poll() is not None, timeout=10.0)
+        self._raise_death("answered /health but generated no token")
+
+    def _raise_death(self, what: str) -> NoReturn:
+        log = self._own_log()
+        reason: PilotageError | None = failure_of(log, self._where)
+        if reason is not None:
+            raise reason
+        cause = root_cause(log)
+        raise InfrastructureError(
+            f"the vLLM server of {self.target} {what}"
+            f"{f'; it says: {cause}' if cause else ''}; the end of {self.log}:\n{last_words(log)}"
+        )
+
+
+def _completion_tokens(response: httpx.Response) -> int:
+    try:
+        return int(response.json()["usage"]["completion_tokens"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def sum_samples(text: str, by: str | None = None) -> dict[str, float]:
+    """Samples of a Prometheus page, summed over labels; see `VllmServer.metrics`. Pure."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith(("_bucket", "_created")):
+                continue
+            name = sample.name
+            if by is not None:
+                if by not in sample.labels:
+                    continue
+                name = f'{name}{{{by}="{sample.labels[by]}"}}'
+            sums[name] = sums.get(name, 0.0) + sample.value
+    return sums
