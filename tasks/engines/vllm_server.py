@@ -112,8 +112,6 @@ _PREFIX = re.compile(
 """`(EngineCore pid=12) ERROR 11-29 21:17:06 [core.py:1510] `, any part of it."""
 
 _RAISED = re.compile(r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception)): ?(?P<text>.*)")
-    r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception|NotImplemented\w*)): ?(?P<text>.*)"
-)
 
 _FOLLOW_UPS = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered"
