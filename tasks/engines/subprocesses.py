@@ -47,6 +47,7 @@ class ProcessTree:
         self._cwd = cwd
         self._note = settings().run_dir / f"{self.marker}.json"
         self.process: subprocess.Popen[bytes] | None = None
+        self._root: psutil.Process | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -64,7 +65,10 @@ class ProcessTree:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._note.parent.mkdir(parents=True, exist_ok=True)
         # Noted before the start: a crash between the two leaves a note that matches nothing.
-        self._note.write_text(json.dumps({"owner": _identity(os.getpid()), "marker": self.marker}))
+        # Renamed into place: another run that looks for leftovers removes a half-written note.
+        partial = self._note.with_suffix(".partial")
+        partial.write_text(json.dumps({"owner": _identity(os.getpid()), "marker": self.marker}))
+        partial.rename(self._note)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
@@ -75,6 +79,7 @@ class ProcessTree:
                 cwd=self._cwd,
                 start_new_session=True,
             )
+        self._root = psutil.Process(self.process.pid)
 
     @property
     def pid(self) -> int:
@@ -100,7 +105,7 @@ class ProcessTree:
     def memory_bytes(self) -> int:
         """Resident memory of the whole tree now, in bytes."""
         total = 0
-        for member in _members(self.pid, self.marker):
+        for member in self._members():
             try:
                 total += member.memory_info().rss
             except psutil.Error:
@@ -111,11 +116,24 @@ class ProcessTree:
         """End the whole tree and return when nothing of it is alive. Safe to call twice."""
         if self.process is None:
             return
-        end_processes(_members(self.process.pid, self.marker), settings().stop_grace)
+        end_processes(self._members(), settings().stop_grace)
         # Children that were started while the tree was being ended.
-        end_processes(_members(self.process.pid, self.marker), settings().stop_grace)
+        end_processes(self._members(), settings().stop_grace)
         self.process.wait()
         self._note.unlink(missing_ok=True)
+
+    def _members(self) -> list[psutil.Process]:
+        """The front, its descendants, and whatever else carries the marker."""
+        tree = {process.pid: process for process in _marked(self.marker)}
+        # A front that ended and was waited for has given its process id back: whoever has it
+        # now is not ours. psutil compares the creation time.
+        if self._root is not None and self._root.is_running():
+            try:
+                tree |= {child.pid: child for child in self._root.children(recursive=True)}
+                tree[self._root.pid] = self._root
+            except psutil.NoSuchProcess:
+                pass
+        return list(tree.values())
 
     def last_lines(self, count: int = 15) -> str:
         """The end of the log, for an error message."""
@@ -200,10 +218,11 @@ def end_leftovers() -> list[int]:
         try:
             content = json.loads(note.read_text())
             owner, marker = content["owner"], content["marker"]
-        except (OSError, ValueError, KeyError):
+            owner_lives = _identity(owner["pid"]) == owner
+        except (OSError, ValueError, KeyError, TypeError):
             note.unlink(missing_ok=True)
             continue
-        if _identity(owner["pid"]) == owner:
+        if owner_lives:
             continue
         leftovers = _marked(marker)
         ended += [process.pid for process in leftovers]
@@ -219,16 +238,6 @@ def _identity(pid: int) -> dict[str, float | int] | None:
     except OSError:
         return None
     return {"pid": pid, "start": int(fields[19])}
-
-
-def _members(pid: int, marker: str) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        tree = {root.pid: root} | {child.pid: child for child in root.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        tree = {}
-    tree |= {process.pid: process for process in _marked(marker)}
-    return list(tree.values())
 
 
 def _marked(marker: str) -> list[psutil.Process]:

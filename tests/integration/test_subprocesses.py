@@ -1,0 +1,214 @@
+"""Whole process trees end, however stubborn, and only ours do. Real processes, no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from registry.errors import InfrastructureError
+from registry.settings import CHECKOUT, settings
+from tasks.engines.ports import free_port, listens
+from tasks.engines.subprocesses import ProcessTree, end_leftovers, run_job, wait_until
+
+SERVER = """
+import http.server, json, os, signal, subprocess, sys, time
+port, pidfile = int(sys.argv[1]), sys.argv[2]
+engine = '''
+import pathlib, signal, sys, time
+def refuse(*_):
+    pathlib.Path(sys.argv[1] + ".sigterm").write_text(str(time.monotonic()))
+signal.signal(signal.SIGTERM, refuse)
+pathlib.Path(sys.argv[1] + ".up").touch()
+while True:
+    time.sleep(1)
+'''
+child = subprocess.Popen([sys.executable, "-c", engine, pidfile])
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+while not os.path.exists(pidfile + ".up"):
+    time.sleep(0.01)
+with open(pidfile + ".partial", "w") as out:
+    json.dump({"front": os.getpid(), "engine": child.pid}, out)
+os.rename(pidfile + ".partial", pidfile)
+server.serve_forever()
+"""
+"""A front that serves HTTP and an engine that refuses SIGTERM and outlives its front."""
+
+GRACE = 1.0
+
+
+class Stubborn:
+    """One such server's files and process ids."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.pidfile = folder / "pids.json"
+        self.log = folder / "server.log"
+        script = folder / "server.py"
+        script.write_text(SERVER)
+        self.command = [sys.executable, str(script), str(self.port), str(self.pidfile)]
+
+    def wait(self) -> None:
+        assert wait_until(self.pidfile.exists, 30, every=0.05), self.log.read_text()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        pids: dict[str, int] = json.loads(self.pidfile.read_text())
+        return pids
+
+    def alive(self) -> list[str]:
+        return [name for name, pid in self.pids.items() if runs(pid)]
+
+    @property
+    def refused_at(self) -> float | None:
+        """When the engine got the polite signal, on the monotonic clock."""
+        note = self.pidfile.with_name(f"{self.pidfile.name}.sigterm")
+        return float(note.read_text()) if note.exists() else None
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PILOTAGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PILOTAGE_STOP_GRACE", str(GRACE))
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[Stubborn]:
+    server = Stubborn(tmp_path / "ours")
+    yield server
+    if server.pidfile.exists():
+        for pid in server.pids.values():
+            if runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def notes() -> list[Path]:
+    return list(settings().run_dir.glob("*.json"))
+
+
+def test_polite_first_then_hard_and_nothing_stays(stubborn: Stubborn) -> None:
+    with ProcessTree(stubborn.command, log=stubborn.log) as tree:
+        stubborn.wait()
+        url = f"http://127.0.0.1:{stubborn.port}/health"
+        assert urllib.request.urlopen(url, timeout=5).status == 200
+        assert listens(tree.pid, stubborn.port)
+        assert tree.memory_bytes() > 5e6
+        assert len(notes()) == 1
+        leaving = time.monotonic()
+    left = time.monotonic()
+    assert stubborn.alive() == []
+    assert stubborn.refused_at is not None, "the engine was asked politely first"
+    assert leaving <= stubborn.refused_at
+    assert left - stubborn.refused_at >= GRACE * 0.9, "the hard signal came after the grace"
+    assert notes() == []
+
+
+def test_an_exception_inside_ends_the_tree(stubborn: Stubborn) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ProcessTree(stubborn.command, log=stubborn.log),
+    ):
+        stubborn.wait()
+        raise KeyboardInterrupt
+    assert stubborn.alive() == []
+
+
+def test_an_engine_whose_front_was_killed_is_found(stubborn: Stubborn) -> None:
+    with ProcessTree(stubborn.command, log=stubborn.log) as tree:
+        stubborn.wait()
+        os.kill(stubborn.pids["front"], signal.SIGKILL)
+        assert wait_until(lambda: tree.poll() is not None, 10, every=0.05)
+        assert stubborn.alive() == ["engine"]
+    assert stubborn.alive() == []
+
+
+def test_a_server_started_by_hand_survives(stubborn: Stubborn, tmp_path: Path) -> None:
+    foreign = Stubborn(tmp_path / "foreign")
+    by_hand = subprocess.Popen(foreign.command, start_new_session=True)
+    try:
+        foreign.wait()
+        with ProcessTree(stubborn.command, log=stubborn.log):
+            stubborn.wait()
+        assert stubborn.alive() == []
+        assert end_leftovers() == []
+        assert foreign.alive() == ["front", "engine"]
+    finally:
+        for pid in foreign.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        by_hand.wait()
+
+
+def test_leftovers_of_a_crashed_owner_are_ended_by_the_next_run(
+    stubborn: Stubborn, tmp_path: Path
+) -> None:
+    owner = (
+        "import sys, time; from pathlib import Path\n"
+        "from tasks.engines.subprocesses import ProcessTree\n"
+        f"tree = ProcessTree({stubborn.command!r}, log=Path({str(stubborn.log)!r}))\n"
+        "tree.start()\n"
+        "time.sleep(600)\n"
+    )
+    crashed = subprocess.Popen([sys.executable, "-c", owner], cwd=CHECKOUT)
+    try:
+        stubborn.wait()
+        assert end_leftovers() == [], "the owner lives: nothing is a leftover"
+        assert stubborn.alive() == ["front", "engine"]
+    finally:
+        crashed.kill()
+        crashed.wait()
+    assert stubborn.alive() == ["front", "engine"], "it outlived its owner"
+    assert set(end_leftovers()) == set(stubborn.pids.values())
+    assert stubborn.alive() == []
+    assert notes() == []
+    assert end_leftovers() == []
+
+
+def test_a_note_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
+    settings().run_dir.mkdir(parents=True)
+    for name, content in {"a": "{", "b": "[]", "c": '{"owner": null, "marker": "x"}'}.items():
+        (settings().run_dir / f"{name}.json").write_text(content)
+    assert end_leftovers() == []
+    assert notes() == []
+
+
+def test_a_job_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
+    module = tmp_path / "sleeper.py"
+    module.write_text("import time; time.sleep(600)")
+    log = tmp_path / "job.log"
+    with pytest.raises(InfrastructureError, match="did not end within 1 s"):
+        run_job("sleeper", {}, log=log, timeout=1.0, env={"PYTHONPATH": str(tmp_path)})
+    assert notes() == []
+
+
+def test_a_job_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    module = tmp_path / "dies.py"
+    module.write_text("raise SystemExit('the disk is on fire')")
+    with pytest.raises(InfrastructureError, match="the disk is on fire"):
+        run_job("dies", {}, log=tmp_path / "job.log", env={"PYTHONPATH": str(tmp_path)})
