@@ -8,7 +8,7 @@ vLLM's, a `recipe` is llmcompressor's, `lora` is peft's.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -27,10 +27,10 @@ class DemoModel(Written):
 
     source: Literal["demo"]
     role: Literal["teacher", "student"]
-    steps: int = Field(gt=0, description="Optimizer steps.")
     pretrain_messages: int = Field(gt=0, description="Generated messages it is trained on.")
-    model: dict[str, Any] = Field(default_factory=dict, description="LlamaConfig overrides.")
-    seed: int = 0
+    training: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of tasks/engines/tiny_llama.py, unchanged."
+    )
 
 
 class PathModel(Written):
@@ -72,13 +72,6 @@ ModelSource = Annotated[
 Part = Literal["train", "calibration", "draft", "eval", "load"]
 
 
-class DemoPrompts(Written):
-    """Messages from the seeded generator of a freight company's customers and drivers."""
-
-    source: Literal["demo"]
-    sizes: dict[Part, int]
-
-
 class ColumnMapping(Written):
     """Which column of the file is what. Columns that are not named are ignored."""
 
@@ -88,13 +81,10 @@ class ColumnMapping(Written):
     reference: str | None = Field(default=None, description="Column with the right answer.")
 
 
-class FilePrompts(Written):
-    """A CSV, JSONL or Parquet file of the user's own, split by segment into five parts."""
+class _PartedPrompts(Written):
+    """What all sources of prompts share."""
 
-    source: Literal["file"]
-    path: str = Field(min_length=1)
-    mapping: ColumnMapping = ColumnMapping()
-    sizes: dict[Part, int]
+    sizes: dict[Part, int] = Field(description="Prompts per part; the parts share none.")
     template: str = Field(
         default="{prompt}",
         description="The user message; `{prompt}` and `{labels}` are replaced.",
@@ -103,12 +93,34 @@ class FilePrompts(Written):
         default_factory=list, description="Only these segments; empty: all."
     )
 
+    @field_validator("sizes")
+    @classmethod
+    def _complete(cls, sizes: dict[Part, int]) -> dict[Part, int]:
+        odd = [part for part in get_args(Part) if sizes.get(part, 0) < 1]
+        if odd:
+            raise ValueError(f"every part needs at least one prompt; missing: {', '.join(odd)}")
+        return sizes
+
     @field_validator("template")
     @classmethod
     def _has_prompt(cls, template: str) -> str:
         if "{prompt}" not in template:
             raise ValueError("the template must contain {prompt}")
         return template
+
+
+class DemoPrompts(_PartedPrompts):
+    """Messages from the seeded generator of a freight company's customers and drivers."""
+
+    source: Literal["demo"]
+
+
+class FilePrompts(_PartedPrompts):
+    """A CSV, JSONL or Parquet file of the user's own, split by segment into five parts."""
+
+    source: Literal["file"]
+    path: str = Field(min_length=1)
+    mapping: ColumnMapping = ColumnMapping()
 
 
 Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]

@@ -13,17 +13,23 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.digests import digest_of
+from registry.settings import settings
 
 
 class Part(BaseModel):
-    """A folder of weights inside a bundle."""
+    """A folder of weights inside a bundle, by where it lies in the store; never a full path."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: str
     key: str
-    digest: str
-    path: Path
+    below: str = Field(default="", description="Folder within the artifact's files.")
+    digest: str = Field(description="Digest of that folder's names and contents.")
+
+    @property
+    def path(self) -> Path:
+        """The folder in this machine's store."""
+        return settings().store_dir / self.stage / self.key / "files" / self.below
 
 
 class Bundle(BaseModel):

@@ -88,6 +88,19 @@ def current_champion(
     return standing(client, model, alias).version
 
 
+def numbered_version(client: MlflowClient, model: str, number: int) -> ModelVersion | None:
+    """A version by its number; None where model or version does not exist."""
+    from mlflow.exceptions import MlflowException
+
+    with asking_mlflow(f"read version {number} of {model}"):
+        try:
+            return client.get_model_version(model, str(number))
+        except MlflowException as error:
+            if error.error_code == _NO_SUCH_MODEL:
+                return None
+            raise
+
+
 def find_version(client: MlflowClient, model: str, bundle: str) -> ModelVersion | None:
     """The version registered for a bundle digest (the oldest, should there be two)."""
     found = _versions(client, model, f"tags.`{TAG_BUNDLE}` = '{bundle}'")

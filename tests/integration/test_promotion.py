@@ -50,7 +50,7 @@ def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
 
 
 def bundle(number: int) -> Bundle:
-    part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}", path=Path("/store/x"))
+    part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}")
     return Bundle(name=f"c{number}", target=part, engine_version="0.32.0")
 
 

@@ -1,0 +1,154 @@
+"""The command line. No logic of its own: it reads words, calls a function, renders the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from registry.errors import EXIT_REFUSED, PilotageError
+from registry.settings import settings
+
+app = typer.Typer(
+    help="Distil, quantize, prove and promote LLM bundles, or refuse with reasons.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document as the last line.")]
+
+
+@app.command()
+def release(
+    name: Annotated[str, typer.Argument(help="A release recipe, by name or path.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a recipe: KEY.KEY=VALUE.")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="CSV, JSONL or Parquet instead of the recipe's prompts.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, start nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a release to a promoted version or a refusal with reasons."""
+    from tasks.planning import plan, resolve
+
+    overrides = assignments or []
+    if dry_run:
+        from flows.rendering import plan_document, plan_table
+
+        todo = plan(resolve(name, overrides, prompts))
+        _print(plan_document(todo) if as_json else plan_table(todo), as_json)
+        return
+    # Every mistake in a recipe is found before Prefect is even imported.
+    plan(resolve(name, overrides, prompts))
+    _prepare_prefect()
+    from flows.release import release_model
+    from flows.rendering import outcome_text
+    from flows.requests import ReleaseRequest
+
+    outcome = release_model(ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts))
+    _print(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)
+    raise typer.Exit(outcome.verdict.exit_status)
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """List the recipes and suites that come with the checkout."""
+    from flows.rendering import recipes_document, recipes_table
+
+    document = recipes_document()
+    _print(document if as_json else recipes_table(document), as_json)
+
+
+@app.command()
+def validate(
+    paths: Annotated[list[Path], typer.Argument(help="Recipes and suites, files or folders.")],
+) -> None:
+    """Read recipes and suites and report every mistake."""
+    from flows.rendering import validate_files
+
+    count = validate_files(paths)
+    typer.echo(f"{count} files are valid")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what is installed and what this hardware can serve; for each problem, the repair."""
+    from flows.rendering import doctor_document, doctor_text
+
+    document = doctor_document()
+    _print(document if as_json else doctor_text(document), as_json)
+    if document["problems"]:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+@app.command()
+def serve(
+    reference: Annotated[str, typer.Argument(help="MODEL@ALIAS or MODEL@VERSION.")],
+    print_only: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Serve what an alias points to, with the arguments that were gated."""
+    from tasks.publishing import serve_command
+
+    command, env = serve_command(reference, port)
+    if print_only:
+        import shlex
+
+        words = [f"{key}={value}" for key, value in env.items()]
+        typer.echo(" ".join([*map(shlex.quote, words), *map(shlex.quote, command)]))
+        return
+    os.execvpe(command[0], command, {**os.environ, **env})
+
+
+def main() -> None:
+    """Entry point: turns our errors into messages and exit statuses."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        app(standalone_mode=True)
+    except PilotageError as error:
+        for line in str(error).splitlines():
+            print(f"pilotage: {line}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+def _terminated(number: int, frame: Any) -> None:
+    # An exception, so that every `finally` ends its servers; the status is the shell's own.
+    sys.exit(128 + number)
+
+
+def _prepare_prefect() -> None:
+    """Configure Prefect for this checkout, before it is imported for the first time."""
+    home = settings().prefect_home
+    home.mkdir(parents=True, exist_ok=True)
+    defaults = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # The first start migrates the database; 20 s, the default, was missed on two cores.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "pilotage",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    from tasks.progress import configure_logging
+
+    configure_logging()
+
+
+def _print(content: Any, as_json: bool) -> None:
+    typer.echo(json.dumps(content, ensure_ascii=False) if as_json else content)
+
+
+if __name__ == "__main__":
+    main()

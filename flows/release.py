@@ -1,0 +1,141 @@
+"""The release flow: business prompts, a teacher and a student in; a promoted bundle or a refusal out.
+
+    prompts ─► teacher data ─► LoRA distillation ─► quantization ─► EAGLE3 draft ─► served bundle
+                                                                                     ├─► accuracy
+                                                                                     └─► latency
+                                  evidence ─► gates ─► verdict ─► version + alias, report
+
+Every arrow is a stage with a key; a stage whose artifact is in the store is reused, so the flow
+may be killed at any moment and run again. Needs the serve environment; heavy stages run in
+processes of their own and this one stays small.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prefect import flow
+from tasks.latency import measure_latency
+
+from flows.requests import ReleaseRequest
+from registry.artifacts import ArtifactRef
+from registry.errors import PilotageError, StageFailed
+from registry.outcome import ReleaseOutcome
+from tasks.accuracy import measure_accuracy
+from tasks.distillation import distill
+from tasks.engines.subprocesses import end_leftovers
+from tasks.judging import Measured, judge_candidate
+from tasks.models import prepare_model
+from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
+from tasks.progress import LOG
+from tasks.prompts import prepare_prompts
+from tasks.publishing import publish
+from tasks.quantization import quantize
+from tasks.serving import (
+    RemoteTeacher,
+    Served,
+    ServedBundle,
+    bundle_of,
+    part_of,
+    prove_serving,
+    serving_evidence,
+)
+from tasks.speculation import train_draft
+from tasks.stages import begin_run
+from tasks.teacher_data import generate_teacher_data
+
+
+@flow(name="release", flow_run_name="release-{request.recipe}", validate_parameters=True)
+def release_model(request: ReleaseRequest) -> ReleaseOutcome:
+    """Make, measure, judge and publish every candidate of a release recipe."""
+    started = time.monotonic()
+    begin_run()
+    for pid in end_leftovers():
+        LOG.warning("ended process %d, left behind by a run that crashed", pid)
+    todo = plan(resolve(request.recipe, request.overrides, request.prompts))
+    recipes = todo.resolved
+
+    prepare_prompts(todo.prompts, recipes.release.prompts)
+    if todo.teacher_model is not None and recipes.teacher.model is not None:
+        prepare_model(todo.teacher_model, recipes.teacher.model)
+    with served_teacher(todo) as teacher:
+        generate_teacher_data(todo.teacher_data, recipes.teacher, teacher)
+        teacher_accuracy = measure_accuracy(
+            todo.teacher_accuracy, recipes.accuracy, recipes.release.accuracy, teacher
+        )
+        teacher_measured = Measured("teacher", digest=teacher.digest, accuracy=teacher_accuracy)
+    prepare_model(todo.student_base, recipes.distill.student)
+    distill(todo.distill)
+
+    measured = [measure_candidate(todo, candidate) for candidate in todo.candidates]
+    student = next(m for m in measured if m.name == recipes.release.reference_candidate)
+    judged = [
+        judge_candidate(recipes.policy, one, teacher=teacher_measured, student=student)
+        for one in measured
+    ]
+    return publish(todo, judged, measured, teacher_measured, time.monotonic() - started)
+
+
+def served_teacher(todo: ReleasePlan) -> Served:
+    """The teacher behind a server of ours, or behind somebody else's URL."""
+    if todo.teacher_model is None:
+        return RemoteTeacher(todo.resolved.teacher)
+    target = part_of(todo.teacher_model)
+    return ServedBundle(bundle_of("teacher", target, None, todo.teacher_config))
+
+
+def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
+    """Make one bundle, start it once and measure everything on it.
+
+    A candidate whose own stage fails, or that this hardware cannot serve, ends with its reason
+    and does not stop the others.
+    """
+    recipes = todo.resolved
+    try:
+        if wanted.quantize is not None:
+            quantize(wanted.quantize, recipes.quantize[wanted.candidate.quantize])
+        if wanted.draft is not None:
+            train_draft(wanted.draft)
+    except StageFailed as error:
+        LOG.error("%s: %s", wanted.name, error)
+        return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
+    target = part_of(wanted.target, wanted.below)
+    draft = part_of(wanted.draft) if wanted.draft else None
+    bundle = bundle_of(wanted.name, target, draft, wanted.config)
+    with ServedBundle(bundle) as served:
+        serving = prove_serving(wanted.serving, served)
+        feasible = serving_evidence(serving).feasible
+        latency = None
+        if feasible:
+            accuracy = measure_accuracy(
+                wanted.accuracy, recipes.accuracy, recipes.release.accuracy, served
+            )
+            latency = measure_latency(wanted.latency, recipes, served)
+        else:
+            accuracy = reference_accuracy(todo, wanted, served)
+    return Measured(
+        wanted.name,
+        digest=bundle.digest,
+        bundle=bundle,
+        serving=serving,
+        accuracy=accuracy,
+        latency=latency,
+        draft=draft is not None,
+    )
+
+
+def reference_accuracy(
+    todo: ReleasePlan, wanted: CandidatePlan, served: ServedBundle
+) -> ArtifactRef | None:
+    """Accuracy by the reference engine where the serving engine has no kernel: for the report.
+
+    The candidate is INFEASIBLE whatever comes of it, so a failure here is only logged.
+    """
+    recipes = todo.resolved
+    try:
+        return measure_accuracy(
+            wanted.accuracy_reference, recipes.accuracy, recipes.release.accuracy, served
+        )
+    except PilotageError as error:
+        LOG.warning("%s: no accuracy from the reference engine: %s", wanted.name, error)
+        return None

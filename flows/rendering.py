@@ -1,0 +1,190 @@
+"""Turn plans, outcomes and listings into JSON documents and into text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from eval_suites import loader as suites
+from eval_suites.schema import KINDS as SUITE_KINDS
+from recipes import loader
+from recipes.schema import KINDS as RECIPE_KINDS
+from registry.errors import Problem, UserError
+from registry.outcome import ReleaseOutcome
+from registry.settings import settings
+from registry.store import Absent
+from tasks.planning import ReleasePlan
+from tasks.progress import spell
+from tasks.stages import store
+
+TEXT_WIDTH = 110
+
+
+# -- the plan of a dry run -------------------------------------------------------------------
+
+
+def plan_document(todo: ReleasePlan) -> dict[str, Any]:
+    """Stages in order with key, whether the store has them, why not, and an estimate."""
+    stages = []
+    for stage in todo.stages():
+        try:
+            store().find(stage)
+            reason = None
+        except Absent as absent:
+            reason = str(absent)
+        stages.append(
+            {
+                "name": stage.title,
+                "key": stage.key,
+                "reused": reason is None,
+                "reason": reason,
+                "estimate_seconds": store().last_seconds(stage.name, stage.label),
+            }
+        )
+    missing = [stage for stage in stages if not stage["reused"]]
+    known = [stage["estimate_seconds"] for stage in missing]
+    return {
+        "recipe": todo.resolved.name,
+        "recipe_digest": todo.resolved.digest,
+        "model": todo.resolved.release.model,
+        "stages": stages,
+        "to_be_made": len(missing),
+        "estimate_seconds": None if None in known else round(sum(filter(None, known)), 1),
+    }
+
+
+def plan_table(todo: ReleasePlan) -> str:
+    document = plan_document(todo)
+    table = Table(title=f"{document['recipe']} → {document['model']} (nothing was started)")
+    for column in ("stage", "key", "", "estimate"):
+        table.add_column(column)
+    for stage in document["stages"]:
+        estimate = stage["estimate_seconds"]
+        table.add_row(
+            stage["name"],
+            stage["key"][:12],
+            "reused" if stage["reused"] else "to be made",
+            "" if stage["reused"] else (spell(estimate) if estimate else "never made here"),
+        )
+    total = document["estimate_seconds"]
+    end = spell(total) if total is not None else "unknown until every stage has run once"
+    return f"{_text(table)}\n{document['to_be_made']} stages to be made; estimated time: {end}"
+
+
+# -- what came of a release ------------------------------------------------------------------
+
+
+def outcome_text(outcome: ReleaseOutcome) -> str:
+    """Candidates with verdicts and reasons, what was promoted, and where to look."""
+    table = Table(title=f"{outcome.name}: {outcome.verdict}")
+    metrics = list(dict.fromkeys(name for one in outcome.candidates for name in one.metrics))
+    for column in ("candidate", "verdict", *metrics, "P99 E2EL", "why"):
+        table.add_column(column, overflow="fold")
+    for one in outcome.candidates:
+        sla = next((gate for gate in one.gates if gate.metric == "latency.e2el_p99_ms"), None)
+        slowest = f"{sla.candidate:.0f} ms" if sla and sla.candidate is not None else ""
+        table.add_row(
+            one.name,
+            one.verdict.value,
+            *(_number(one.metrics.get(name)) for name in metrics),
+            slowest,
+            one.reasons[0] if one.reasons else "",
+        )
+    lines = [_text(table)]
+    if outcome.promoted is not None and outcome.champion is not None:
+        what = f"{outcome.model}@{outcome.champion.alias} is version {outcome.champion.version}"
+        lines.append(f"promoted: {outcome.promoted}; {what}")
+    elif outcome.champion is not None:
+        lines.append(f"nothing promoted; champion stays version {outcome.champion.version}")
+    else:
+        lines.append("nothing promoted; the model has no champion")
+    home = settings()
+    lines += [
+        f"report:    {outcome.report}",
+        f"MLflow UI: .venv/bin/mlflow ui --backend-store-uri {home.tracking_uri}",
+        f"Prefect:   PREFECT_HOME={home.prefect_home} .venv/bin/prefect server start",
+        f"serve it:  .venv/bin/pilotage serve {outcome.model}@champion --print",
+    ]
+    return "\n".join(lines)
+
+
+# -- recipes and suites ----------------------------------------------------------------------
+
+
+def recipes_document() -> list[dict[str, str]]:
+    """Every shipped recipe and suite: kind, name, description, file."""
+    listed = []
+    for kinds, root in ((RECIPE_KINDS, loader.RECIPES_DIR), (SUITE_KINDS, suites.SUITES_DIR)):
+        for kind in kinds:
+            for name in loader.shipped(kind, root):
+                path = loader.find(name, kind, root)
+                description = str(loader.read_yaml(path).get("description", ""))
+                listed.append(
+                    {
+                        "kind": kind,
+                        "name": name,
+                        "description": " ".join(description.split()),
+                        "file": path.relative_to(root.parent).as_posix(),
+                    }
+                )
+    return listed
+
+
+def recipes_table(document: Sequence[dict[str, str]]) -> str:
+    table = Table()
+    for column in ("kind", "name", "description"):
+        table.add_column(column, overflow="fold")
+    for row in document:
+        table.add_row(row["kind"], row["name"], row["description"])
+    return _text(table)
+
+
+def validate_files(paths: Sequence[Path]) -> int:
+    """Validate every YAML recipe and suite below `paths`; the number that were read.
+
+    lm-eval task files (below a folder `tasks`) are the harness's own and are not looked at.
+    Raises `UserError` with the problems of all files together.
+    """
+    problems: list[Problem] = []
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(path.rglob("*.yaml"))
+            files += [file for file in found if "tasks" not in file.relative_to(path).parts]
+        else:
+            files.append(path)
+    if not files:
+        raise UserError.at(", ".join(map(str, paths)), "no YAML file there", "name recipes/")
+    kinds = {**RECIPE_KINDS, **SUITE_KINDS}
+    for file in files:
+        try:
+            content = loader.read_yaml(file)
+            kind = content.get("kind")
+            if not isinstance(kind, str) or kind not in kinds:
+                raise UserError.at(
+                    f"{file}: kind", f"is {kind!r}", f"one of {', '.join(sorted(kinds))}"
+                )
+            loader.validate(content, kind, kinds[kind], source=str(file))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return len(files)
+
+
+# -- parts -----------------------------------------------------------------------------------
+
+
+def _text(table: Table) -> str:
+    console = Console(width=TEXT_WIDTH, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,94 @@
+"""Stage `accuracy`: an lm-eval task over the eval part, against the served bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from eval_suites import scoring
+from eval_suites.loader import TASKS_DIR
+from eval_suites.schema import AccuracySuite
+from registry.artifacts import ArtifactRef, Stage
+from registry.digests import digest_of_file, digest_of_folder
+from registry.provenance import driver_versions, engine_version
+from tasks.engines.subprocesses import run_job
+from tasks.serving import Served, ServedBundle
+from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
+
+VERSION = 1
+KEY_VARIABLE = "PILOTAGE_ENGINE_KEY"
+"""Environment variable by which the harness's process gets the server's random key."""
+
+
+def stage(
+    name: str,
+    suite: AccuracySuite,
+    prompts: Stage,
+    parents: dict[str, Stage],
+    config: dict[str, Any],
+    *,
+    engine: str = "vllm",
+) -> Stage:
+    """`engine` is `transformers` where the serving engine has no kernel for the weights."""
+    return Stage(
+        name="accuracy",
+        label=name,
+        version=VERSION,
+        config={
+            "suite": suite.model_dump(mode="json", exclude={"description"}),
+            "bundle": config,
+            "engine": engine,
+        },
+        parents={"prompts": prompts, **parents},
+        inputs={
+            "task": digest_of_folder((TASKS_DIR / suite.task).parent),
+            "scoring": digest_of_file(Path(scoring.__file__)),
+        },
+        tools={
+            "vllm": engine_version(),
+            "lm_eval": str(driver_versions()["lm_eval"]),
+        },
+    )
+
+
+@task(name="accuracy", **TASK_OPTIONS)
+def measure_accuracy(
+    stage: Stage, suite: AccuracySuite, suite_name: str, served: Served
+) -> ArtifactRef:
+    """Score every item. The evidence says how many were asked and how many were scored."""
+
+    def produce(folder: Path) -> dict[str, Any]:
+        transformers = stage.config["engine"] == "transformers"
+        job: dict[str, Any] = {
+            "task_file": str(TASKS_DIR / suite.task),
+            "items_file": str(folder_of(stage.parents["prompts"]) / "eval.jsonl"),
+            "items": suite.items,
+            "sampling": suite.sampling.model_dump(mode="json"),
+            "concurrency": suite.concurrency,
+            "metrics": suite.metrics,
+            "smoke": suite.smoke,
+            "suite": suite_name,
+            "bundle": served.digest,
+            "out_dir": str(folder),
+        }
+        env = {}
+        if transformers:
+            assert isinstance(served, ServedBundle), "the reference engine loads local weights"
+            version = driver_versions()["transformers"]
+            job["engine"] = f"transformers {version}"
+            job["model"] = {"kind": "hf", "path": str(served.bundle.target.path)}
+        else:
+            server = served.server
+            env[KEY_VARIABLE] = server.api_key
+            job["engine"] = served.engine
+            job["model"] = {
+                "kind": "chat",
+                "url": server.url,
+                "served_name": server.served_name,
+                "api_key_env": KEY_VARIABLE,
+            }
+        return run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
+
+    return make(stage, produce)

@@ -1,0 +1,477 @@
+"""Accuracy of one model on one lm-eval task: `python -m tasks.engines.lm_eval_run JOB RESULT`.
+
+Job (JSON):
+
+    task_file     lm-eval YAML over local JSON lines; read unchanged but for its `data_files`
+    items_file    JSON lines `{"id", "segment", "prompt", "reference", "messages"?}`
+    items         how many of them are asked, in file order
+    model         {"kind": "chat", "url", "served_name", "api_key_env": NAME of a variable} or
+                  {"kind": "hf", "path", "dtype"?}: transformers in this process, for accuracy only
+    sampling      {"temperature", "top_p", "max_tokens", "seed"}
+    concurrency   requests in flight (chat), rows in a batch (hf)
+    metrics       per-item metrics of the task; `name,filter` where the task has several filters
+    out_dir, bundle, suite, engine, smoke, chat_template_digest?, request_timeout? (seconds)
+
+Writes `items.parquet` and `summary.json` (`AccuracyEvidence`) into `out_dir`; the result repeats
+`items_asked`, `items_scored`, `metrics`, and adds `truncated` (answers cut by length) and
+`seconds`. It decides nothing.
+
+A request that fails is never scored: lm-eval tries it three times, then this run ends with an
+`InfrastructureError` and leaves no evidence. lm-eval's own behaviour where a reply holds no
+message is to score the empty string; here that is a failure too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from registry.digests import digest_of, digest_of_folder
+from registry.errors import InfrastructureError, Problem, UserError
+from registry.evidence import ITEM_COLUMNS, ITEMS, AccuracyEvidence, finite, write_summary
+from tasks.engines.subprocesses import job_main
+
+DEFAULT_SEED = 1234
+"""What lm-eval sends where a suite names no seed; sent by us too, so that it is on record."""
+
+Row = dict[str, Any]
+
+
+class Answer(str):
+    """A response text that knows how it ended; lm-eval carries it along as the string it is."""
+
+    finish_reason: str | None = None
+    output_tokens: int | None = None
+
+    @classmethod
+    def of(cls, text: str, finish_reason: str | None, output_tokens: int | None) -> Answer:
+        answer = cls(text)
+        answer.finish_reason, answer.output_tokens = finish_reason, output_tokens
+        return answer
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask, score, write the evidence. Raises `UserError`, `InfrastructureError`."""
+    started = time.monotonic()
+    rows = read_items(Path(job["items_file"]), job["items"])
+    with tempfile.TemporaryDirectory(prefix="pilotage-lm-eval-") as scratch:
+        # Every cache of the harness and of `datasets` lies in a folder of this run alone and is
+        # gone afterwards: nothing another model or another file left can answer in its place.
+        os.environ |= {
+            "HF_HOME": scratch,
+            "HF_DATASETS_CACHE": f"{scratch}/datasets",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        asked = Path(scratch) / "items.jsonl"
+        asked.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+        )
+        task = load_task(Path(job["task_file"]), asked)
+        results = _evaluate(job, task, rows)
+    items = item_rows(results["samples"][task["task"]], rows, job["metrics"], task)
+    evidence = _evidence(job, rows, items, results, task["task"], time.monotonic() - started)
+    out_dir = Path(job["out_dir"])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    _write_items(out_dir / ITEMS, items, job["metrics"])
+    write_summary(out_dir, evidence)
+    return {
+        "items_asked": evidence.items_asked,
+        "items_scored": evidence.items_scored,
+        "metrics": evidence.metrics,
+        "truncated": sum(item["finish_reason"] == "length" for item in items),
+        "seconds": evidence.seconds,
+    }
+
+
+# -- what is asked ---------------------------------------------------------------------------
+
+
+def read_items(path: Path, count: int) -> list[Row]:
+    """The first `count` rows. Raises `UserError` with every mistake: none may be asked in part."""
+    problems: list[Problem] = []
+    rows: list[Row] = []
+    seen: dict[str, int] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError.at(path, f"cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or len(rows) == count:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            problems.append(Problem(f"{path}:{number}", f"not JSON: {error}"))
+            continue
+        lacking = [key for key in ("id", "prompt", "reference") if not row.get(key)]
+        if lacking:
+            problems.append(Problem(f"{path}:{number}", f"has no {', '.join(lacking)}"))
+        elif str(row["id"]) in seen:
+            problems.append(
+                Problem(
+                    f"{path}:{number}",
+                    f"id {row['id']!r} stands in line {seen[str(row['id'])]} already",
+                    "give every item an id of its own",
+                )
+            )
+        seen.setdefault(str(row.get("id")), number)
+        rows.append(row)
+    if len(rows) < count:
+        problems.append(
+            Problem(
+                str(path),
+                f"holds {len(rows)} items, the suite asks {count}",
+                "lower `items` of the suite or raise the size of the eval part",
+            )
+        )
+    if problems:
+        raise UserError(problems)
+    return rows
+
+
+def load_task(path: Path, items: Path) -> dict[str, Any]:
+    """The task's configuration with its evaluated split read from `items`.
+
+    Other splits (few-shot examples) stay what they are, their paths taken from the YAML's folder.
+    """
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        task = load_yaml(path)
+    except Exception as error:
+        # YAML errors, a missing include, an error inside the task's own functions.
+        raise UserError.at(path, f"not a usable lm-eval task: {error}") from None
+    problems = []
+    if not isinstance(task.get("task"), str):
+        problems.append(Problem(f"{path}: task", "one task with a name is needed, no group"))
+    if task.get("output_type", "generate_until") != "generate_until":
+        problems.append(
+            Problem(
+                f"{path}: output_type",
+                f"{task['output_type']!r} needs log-probabilities of prompts",
+                "use generate_until: the served bundle is asked as in production",
+            )
+        )
+    if task.get("dataset_path") != "json":
+        problems.append(
+            Problem(
+                f"{path}: dataset_path",
+                f"is {task.get('dataset_path')!r}",
+                "use json: items come from a local file, never from a hub",
+            )
+        )
+    split = task.get("test_split") or task.get("validation_split")
+    if not split:
+        problems.append(Problem(f"{path}: test_split", "is missing", "name it, e.g. test"))
+    if problems:
+        raise UserError(problems)
+    arguments = dict(task.get("dataset_kwargs") or {})
+    files = arguments.get("data_files")
+    others = files if isinstance(files, dict) else {}
+    arguments["data_files"] = {
+        name: str(path.parent / file) for name, file in others.items() if name != split
+    } | {split: str(items)}
+    return {**task, "dataset_kwargs": arguments}
+
+
+# -- asking ----------------------------------------------------------------------------------
+
+
+def _evaluate(
+    job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row]
+) -> dict[str, Any]:
+    """lm-eval's own result with its samples."""
+    import aiohttp
+    import requests
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    model = job["model"]
+    make = {"chat": _served_model, "hf": _reference_model}[model["kind"]]
+    # Items with a conversation of their own are sent as that; lm-eval knows one user turn only.
+    conversations = {row["prompt"]: row["messages"] for row in rows if row.get("messages")}
+    try:
+        results = simple_evaluate(
+            model=make(job, conversations),
+            tasks=[task],
+            # Without the defaults it reads no YAML of the harness's thousands of tasks.
+            task_manager=TaskManager(include_defaults=False),
+            gen_kwargs=_generation(job["sampling"], model["kind"]),
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+            use_cache=None,
+            cache_requests=False,
+            bootstrap_iters=0,
+            log_samples=True,
+            # Seeding torch would import it; only transformers uses it here.
+            torch_random_seed=_seed(job) if model["kind"] == "hf" else None,
+        )
+    except (aiohttp.ClientError, requests.RequestException, TimeoutError) as error:
+        raise InfrastructureError(
+            f"{model.get('url')}: a request failed in all its attempts: {error!r}"
+        ) from error
+    return dict(results)
+
+
+def _seed(job: Mapping[str, Any]) -> int:
+    seed = job["sampling"].get("seed")
+    return DEFAULT_SEED if seed is None else int(seed)
+
+
+def _generation(sampling: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    greedy = sampling["temperature"] == 0
+    generation = {
+        "temperature": sampling["temperature"],
+        "max_gen_toks": sampling["max_tokens"],
+        "do_sample": not greedy,
+    }
+    # transformers warns about top_p in greedy decoding; a server ignores it.
+    return generation if kind == "hf" and greedy else generation | {"top_p": sampling["top_p"]}
+
+
+def _served_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> Any:
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    key = _api_key(job["model"].get("api_key_env"))
+
+    class ServedModel(LocalChatCompletion):  # type: ignore[misc]
+        """lm-eval's chat client that keeps finish reason and token count of every answer."""
+
+        @property
+        def api_key(self) -> str:
+            return key
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], **options: Any) -> Any:
+            return super().apply_chat_template(_turns(chat_history, conversations), **options)
+
+        def parse_generations(self, outputs: Any, **_: Any) -> list[str]:
+            return [parse_answer(outputs)]
+
+    root = job["model"]["url"].rstrip("/").removesuffix("/v1")
+    return ServedModel(
+        model=job["model"]["served_name"],
+        base_url=f"{root}/v1/chat/completions",
+        num_concurrent=job["concurrency"],
+        seed=_seed(job),
+        timeout=job.get("request_timeout", 300),
+    )
+
+
+def parse_answer(outputs: Any) -> Answer:
+    """The one answer of a chat completion. A reply that holds none is an infrastructure fault."""
+    try:
+        (choice,) = outputs["choices"]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+    except (KeyError, TypeError, ValueError):
+        raise InfrastructureError(f"a reply without an answer: {str(outputs)[:300]}") from None
+    if reason not in ("stop", "length"):
+        raise InfrastructureError(f"a request ended with {reason!r} instead of an answer")
+    return Answer.of(text or "", reason, (outputs.get("usage") or {}).get("completion_tokens"))
+
+
+def _reference_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> Any:
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    class ReferenceModel(HFLM):  # type: ignore[misc]
+        """lm-eval's transformers model that keeps finish reason and token count of answers."""
+
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self._pending: list[tuple[str, int]] = []
+            self._ended: dict[str, tuple[str, int]] = {}
+            # lm-eval hands each finished text to this hook in the order of the batch's rows.
+            self.cache_hook = self
+
+        def add_partial(self, _: str, request: tuple[str, Any], __: str) -> None:
+            self._ended[request[0]] = self._pending.pop(0)
+
+        def _model_generate(self, context: Any, max_length: int, stop: Any, **options: Any) -> Any:
+            rows = super()._model_generate(context, max_length, stop, **options)
+            ends = self.model.generation_config.eos_token_id
+            ends = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+            room = max_length - context.shape[1]
+            self._pending += [ending(row[context.shape[1] :].tolist(), ends, room) for row in rows]
+            return rows
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            texts = super().generate_until(requests, disable_tqdm)
+            return [
+                Answer.of(text, *self._ended[request.args[0]])
+                for text, request in zip(texts, requests, strict=True)
+            ]
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], **options: Any) -> Any:
+            return super().apply_chat_template(_turns(chat_history, conversations), **options)
+
+    cuda = torch.cuda.is_available()
+    return ReferenceModel(
+        pretrained=job["model"]["path"],
+        device="cuda" if cuda else "cpu",
+        # A CPU without bf16 units emulates them; float32 holds every bf16 weight exactly.
+        dtype=job["model"].get("dtype") or ("auto" if cuda else "float32"),
+        batch_size=job["concurrency"],
+    )
+
+
+def ending(tokens: Sequence[int], ends: set[int | None], room: int) -> tuple[str, int]:
+    """Finish reason and token count of one generated row; the end token counts, as in vLLM."""
+    for position, token in enumerate(tokens):
+        if token in ends:
+            return "stop", position + 1
+    return ("length" if len(tokens) >= room else "stop"), len(tokens)
+
+
+def _turns(
+    chat_history: list[dict[str, str]], conversations: Mapping[str, Any]
+) -> list[dict[str, str]]:
+    if len(chat_history) != 1:
+        return chat_history
+    return list(conversations.get(chat_history[0]["content"], chat_history))
+
+
+def _api_key(variable: str | None) -> str:
+    if not variable:
+        return ""
+    if variable not in os.environ:
+        raise InfrastructureError(f"the API key's variable {variable} is not set in this process")
+    return os.environ[variable]
+
+
+# -- what comes back -------------------------------------------------------------------------
+
+
+def item_rows(
+    samples: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
+    metrics: Sequence[str],
+    task: Mapping[str, Any],
+) -> list[Row]:
+    """One row per item: `ITEM_COLUMNS` and a value or None for each metric.
+
+    lm-eval logs an item once per filter, its metrics side by side with the sample's own keys.
+    """
+    asked = {str(row["id"]): row for row in rows}
+    items: dict[str, Row] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for sample in samples:
+        doc = sample["doc"]
+        identity = str(doc.get("id"))
+        if identity not in asked:
+            raise UserError.at(
+                task["task"],
+                f"the task shows an item with id {identity!r} that was not asked",
+                "let its process_docs keep the column id",
+            )
+        # Loading goes through Arrow, which could fill keys in or change types.
+        if not task.get("process_docs") and doc.get("reference") != asked[identity]["reference"]:
+            raise InfrastructureError(f"item {identity}: its reference changed while loading")
+        answer = sample["resps"][0][0]
+        items.setdefault(
+            identity,
+            {
+                "item_id": identity,
+                "segment": str(asked[identity].get("segment") or ""),
+                "prompt_hash": sample["prompt_hash"],
+                "response": str(answer),
+                "finish_reason": getattr(answer, "finish_reason", None),
+                "output_tokens": getattr(answer, "output_tokens", None),
+            },
+        )
+        values = found.setdefault(identity, {})
+        values |= {f"{name},{sample['filter']}": sample[name] for name in sample["metrics"]}
+    for identity, values in found.items():
+        for metric in metrics:
+            names = [name for name in values if metric in (name, name.partition(",")[0])]
+            if len(names) != 1:
+                what = "is computed by several filters" if names else "is not computed by the task"
+                raise UserError.at(
+                    f"metric {metric}", what, f"choose among: {', '.join(sorted(values))}"
+                )
+            items[identity][metric] = _number(values[names[0]])
+    return list(items.values())
+
+
+def _number(value: Any) -> float | None:
+    """A per-item number, or None for anything else (some metrics only exist as a whole)."""
+    try:
+        return finite(float(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None when a single value is missing: the mean over the others is of another sample."""
+    if not values or any(value is None for value in values):
+        return None
+    return math.fsum(value for value in values if value is not None) / len(values)
+
+
+def _evidence(
+    job: Mapping[str, Any],
+    rows: Sequence[Row],
+    items: Sequence[Row],
+    results: Mapping[str, Any],
+    task: str,
+    seconds: float,
+) -> AccuracyEvidence:
+    names = job["metrics"]
+    complete = [item for item in items if all(item[name] is not None for name in names)]
+    all_there = len(items) == len(rows)
+    return AccuracyEvidence(
+        bundle=job["bundle"],
+        suite=job["suite"],
+        task=task,
+        task_version=str(results["versions"][task]),
+        engine=job["engine"],
+        harness=f"lm-eval {importlib.metadata.version('lm_eval')}",
+        items_digest=digest_of(list(rows)),
+        settings={
+            "sampling": {**job["sampling"], "seed": _seed(job)},
+            "num_fewshot": results["n-shot"][task],
+            "fewshot_as_multiturn": True,
+            "chat_template": True,
+            "chat_template_digest": job.get("chat_template_digest"),
+            # The YAML alone would miss a change in the functions beside it.
+            "task_digest": digest_of_folder(
+                Path(job["task_file"]).parent,
+                [
+                    path
+                    for path in Path(job["task_file"]).parent.iterdir()
+                    if path.suffix in (".yaml", ".py")
+                ],
+            ),
+            "concurrency": job["concurrency"],
+        },
+        items_asked=len(rows),
+        items_scored=len(complete),
+        metrics={
+            name: mean([item[name] for item in items]) if all_there else None for name in names
+        },
+        smoke=job.get("smoke", False),
+        measured_at=datetime.now(UTC),
+        seconds=round(seconds, 3),
+    )
+
+
+def _write_items(path: Path, items: Sequence[Row], metrics: Sequence[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {name: pa.int64() if name == "output_tokens" else pa.string() for name in ITEM_COLUMNS}
+    types |= {name: pa.float64() for name in metrics}
+    pq.write_table(pa.Table.from_pylist(list(items), schema=pa.schema(list(types.items()))), path)
+
+
+if __name__ == "__main__":
+    job_main(run)

@@ -1,0 +1,100 @@
+"""Stage `model`: teacher and student base as folders of safetensors, tokenizer and template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from recipes.schema import DemoModel, ModelSource, PackagedGguf, PathModel, PrunedModel
+from registry.artifacts import ArtifactRef, Stage
+from registry.digests import digest_of_folder
+from registry.errors import UserError
+from registry.provenance import tools
+from registry.settings import settings
+from tasks import demo_data
+from tasks.engines.model_files import check_weights
+from tasks.engines.subprocesses import run_job
+from tasks.prompt_files import write_jsonl
+from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
+
+VERSION = 1
+
+
+def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: int = 0) -> Stage:
+    """`teacher` is the stage of the teacher's model where the source builds on it."""
+    config: dict[str, Any] = source.model_dump(mode="json")
+    if isinstance(source, DemoModel):
+        config["seed"] = seed
+        parents = {"tokenizer": teacher} if source.role == "student" else {}
+        names = ("torch", "transformers", "tokenizers")
+    elif isinstance(source, PrunedModel):
+        parents, names = {"teacher": teacher}, ("torch", "transformers")
+    elif isinstance(source, PackagedGguf):
+        parents, names = {}, ("transformers", "gguf", source.package.replace("_", "-"))
+    else:
+        path = Path(source.path)
+        check_weights(path)
+        inputs = {"model": digest_of_folder(path)}
+        return Stage(name="model", label=role, version=VERSION, inputs=inputs)
+    needed = {name: parent for name, parent in parents.items() if parent is not None}
+    if len(needed) != len(parents):
+        raise UserError.at(
+            f"{role}.source: {source.source}", "needs a local teacher", "give the teacher a model"
+        )
+    return Stage(
+        name="model",
+        label=role,
+        version=VERSION,
+        config=config,
+        parents=needed,
+        tools=tools(*names),
+    )
+
+
+@task(name="model", **TASK_OPTIONS)
+def prepare_model(stage: Stage, source: ModelSource) -> ArtifactRef:
+    """Train, convert, prune or adopt a model. Returns the artifact that holds it."""
+
+    def produce(folder: Path) -> dict[str, Any]:
+        if isinstance(source, PathModel):
+            for path in Path(source.path).iterdir():
+                if path.is_file():
+                    # Adopted by hard link or symbolic link: a 70B teacher is not copied.
+                    (folder / path.name).symlink_to(path.resolve())
+            return {"source": "path"}
+        job: dict[str, Any] = {"out_dir": str(folder), "threads": settings().cpu_threads}
+        if isinstance(source, DemoModel):
+            return _demo_model(stage, source, folder, job)
+        if isinstance(source, PackagedGguf):
+            job |= {"source": "package_gguf", "package": source.package, "file": source.file}
+        else:
+            model = str(folder_of(stage.parents["teacher"]))
+            job |= {"source": "depth_pruned", "model": model, "keep_layers": source.keep_layers}
+        return run_job("tasks.engines.model_import", job, log=log_file(stage))
+
+    return make(stage, produce)
+
+
+def _demo_model(
+    stage: Stage, source: DemoModel, folder: Path, job: dict[str, Any]
+) -> dict[str, Any]:
+    seed = stage.config["seed"]
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    messages = demo_data.generate(seed, {"pretrain": source.pretrain_messages})
+    write_jsonl(corpus / "pretrain.jsonl", messages["pretrain"])
+    tokenizer = stage.parents.get("tokenizer")
+    job |= {
+        "role": source.role,
+        "seed": seed,
+        "data_dir": str(corpus),
+        "tokenizer_dir": str(folder_of(tokenizer)) if tokenizer else None,
+        **source.training,
+    }
+    result = run_job("tasks.engines.tiny_llama", job, log=log_file(stage))
+    # Made from the seed in a moment, so it is not kept beside the weights.
+    (corpus / "pretrain.jsonl").unlink()
+    corpus.rmdir()
+    return result

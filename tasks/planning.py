@@ -1,0 +1,330 @@
+"""From a release recipe to a plan: every file read, every stage with its key, nothing run.
+
+`resolve` collects the recipes and suites that a release names; `plan` turns them into stages.
+Both are pure but for reading files, so a dry run shows exactly what a run would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from eval_suites.loader import load_accuracy, load_policy, load_profile
+from eval_suites.schema import AccuracySuite, LoadProfile, Policy
+from recipes import loader
+from recipes.schema import (
+    Candidate,
+    DemoModel,
+    DistillRecipe,
+    DraftRecipe,
+    QuantizeRecipe,
+    ReleaseRecipe,
+    ServeRecipe,
+    TeacherRecipe,
+)
+from registry.artifacts import Stage
+from registry.digests import digest_of
+from registry.errors import Problem, UserError
+from tasks import (
+    accuracy,
+    distillation,
+    latency,
+    models,
+    prompts,
+    quantization,
+    serving,
+    speculation,
+    teacher_data,
+)
+
+FILE_SIZES = {"train": 1200, "calibration": 64, "draft": 200, "eval": 200, "load": 200}
+"""How `--prompts FILE` is split where the recipe's own prompts do not come from a file."""
+
+
+class ResolvedRelease(BaseModel):
+    """A release with everything it names, overrides applied. Its digest is the release's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    release: ReleaseRecipe
+    teacher: TeacherRecipe
+    distill: DistillRecipe
+    draft: DraftRecipe | None
+    quantize: dict[str, QuantizeRecipe]
+    serve: dict[str, ServeRecipe]
+    accuracy: AccuracySuite
+    load: LoadProfile
+    policy: Policy
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self)
+
+
+@dataclass(frozen=True)
+class CandidatePlan:
+    """The stages of one bundle. `target` is the student itself where nothing is quantized."""
+
+    candidate: Candidate
+    quantize: Stage | None
+    target: Stage
+    below: str
+    draft: Stage | None
+    config: dict[str, Any]
+    serving: Stage
+    accuracy: Stage
+    accuracy_reference: Stage
+    latency: Stage
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+
+@dataclass(frozen=True)
+class ReleasePlan:
+    """All stages of a release in the order in which they run."""
+
+    resolved: ResolvedRelease
+    prompts: Stage
+    teacher_model: Stage | None
+    teacher_config: dict[str, Any]
+    teacher_data: Stage
+    teacher_accuracy: Stage
+    student_base: Stage
+    distill: Stage
+    draft: Stage | None
+    candidates: list[CandidatePlan]
+
+    def stages(self) -> list[Stage]:
+        ordered = [
+            self.prompts,
+            self.teacher_model,
+            self.teacher_data,
+            self.teacher_accuracy,
+            self.student_base,
+            self.distill,
+            *(candidate.quantize for candidate in self.candidates),
+            self.draft,
+        ]
+        for candidate in self.candidates:
+            ordered += [candidate.serving, candidate.accuracy, candidate.latency]
+        # Two candidates may share a quantization.
+        return list({stage.key: stage for stage in ordered if stage is not None}.values())
+
+
+def resolve(
+    name: str, assignments: Sequence[str] = (), prompts_file: str | None = None
+) -> ResolvedRelease:
+    """Read and validate the release and all that it names; every file's mistakes at once.
+
+    An override `distill.epochs=1` reaches into the recipe that the release names as `distill`;
+    `quantize.NAME.x` and `serve.NAME.x` into the named ones; anything else is the release's own.
+    Raises `UserError`.
+    """
+    overrides = loader.parse_overrides(assignments)
+    parts = ("teacher", "distill", "draft", "accuracy", "load", "policy")
+    nested: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    named: dict[str, dict[str, dict[str, Any]]] = {"quantize": {}, "serve": {}}
+    own: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        head, _, rest = dotted.partition(".")
+        if head in nested and rest:
+            nested[head][rest] = value
+        elif head in named and rest.count("."):
+            which, _, inner = rest.partition(".")
+            named[head].setdefault(which, {})[inner] = value
+        else:
+            own[dotted] = value
+    if prompts_file is not None:
+        own = _file_prompts(name, own, prompts_file)
+    release = loader.load(name, "release", ReleaseRecipe, overrides=own)
+    problems: list[Problem] = []
+
+    def read(load: Callable[[], Any]) -> Any:
+        try:
+            return load()
+        except UserError as error:
+            problems.extend(error.problems)
+            return None
+
+    teacher = read(
+        lambda: loader.load(release.teacher, "teacher", TeacherRecipe, overrides=nested["teacher"])
+    )
+    distill = read(
+        lambda: loader.load(release.distill, "distill", DistillRecipe, overrides=nested["distill"])
+    )
+    draft_name = release.draft
+    draft = draft_name and read(
+        lambda: loader.load(str(draft_name), "draft", DraftRecipe, overrides=nested["draft"])
+    )
+    quantize = {
+        wanted: read(
+            lambda wanted=wanted: loader.load(
+                wanted, "quantize", QuantizeRecipe, overrides=named["quantize"].pop(wanted, None)
+            )
+        )
+        for wanted in dict.fromkeys(candidate.quantize for candidate in release.candidates)
+    }
+    serve_names = [candidate.serve for candidate in release.candidates]
+    if teacher is not None and teacher.serve is not None:
+        serve_names.append(teacher.serve)
+    serve = {
+        wanted: read(
+            lambda wanted=wanted: loader.load(
+                wanted, "serve", ServeRecipe, overrides=named["serve"].pop(wanted, None)
+            )
+        )
+        for wanted in dict.fromkeys(serve_names)
+    }
+    suite = read(lambda: load_accuracy(release.accuracy, nested["accuracy"]))
+    load = read(lambda: load_profile(release.load, nested["load"]))
+    policy = read(lambda: load_policy(release.policy, nested["policy"]))
+    problems += [
+        Problem(f"--set {head}.{unused}", "the release names no such recipe")
+        for head, rest in named.items()
+        for unused in rest
+    ]
+    if not problems:
+        problems += _mismatches(release, quantize, suite, load, policy)
+    if problems:
+        raise UserError(problems)
+    return ResolvedRelease(
+        name=name,
+        release=release,
+        teacher=teacher,
+        distill=distill,
+        draft=draft,
+        quantize=quantize,
+        serve=serve,
+        accuracy=suite,
+        load=load,
+        policy=policy,
+    )
+
+
+def plan(resolved: ResolvedRelease) -> ReleasePlan:
+    """The stages of a release. Raises `UserError` for a missing file or serve environment."""
+    release, teacher, suite = resolved.release, resolved.teacher, resolved.accuracy
+    demo = teacher.model if isinstance(teacher.model, DemoModel) else None
+    data = prompts.stage(release.prompts, release.seed, demo.pretrain_messages if demo else 0)
+    if teacher.model is not None:
+        teacher_model = models.stage(teacher.model, "teacher", seed=release.seed)
+        teacher_config = serving.bundle_config(resolved.serve[str(teacher.serve)], None)
+        teacher_parents = {"target": teacher_model}
+    else:
+        teacher_model = None
+        teacher_config = {"url": teacher.url, "served_model": teacher.served_model}
+        teacher_parents = {}
+    answers = teacher_data.stage(teacher, data, teacher_parents, teacher_config)
+    base = models.stage(
+        resolved.distill.student, "student", teacher=teacher_model, seed=release.seed
+    )
+    student = distillation.stage(resolved.distill, base, answers)
+    draft = resolved.draft and speculation.stage(resolved.draft, student, data)
+
+    def candidate_plan(candidate: Candidate) -> CandidatePlan:
+        recipe = resolved.quantize[candidate.quantize]
+        quantized = (
+            quantization.stage(candidate.quantize, recipe, student, answers, data)
+            if recipe.recipe is not None
+            else None
+        )
+        target = quantized or student
+        own_draft = draft if candidate.draft else None
+        tokens = resolved.draft.num_speculative_tokens if own_draft and resolved.draft else None
+        config = serving.bundle_config(resolved.serve[candidate.serve], tokens)
+        parents = {"target": target, **({"draft": own_draft} if own_draft else {})}
+        return CandidatePlan(
+            candidate=candidate,
+            quantize=quantized,
+            target=target,
+            below="" if quantized else "merged",
+            draft=own_draft,
+            config=config,
+            serving=serving.stage(candidate.name, parents, config),
+            accuracy=accuracy.stage(candidate.name, suite, data, parents, config),
+            accuracy_reference=accuracy.stage(
+                candidate.name, suite, data, parents, config, engine="transformers"
+            ),
+            latency=latency.stage(candidate.name, resolved.load, data, parents, config),
+        )
+
+    return ReleasePlan(
+        resolved=resolved,
+        prompts=data,
+        teacher_model=teacher_model,
+        teacher_config=teacher_config,
+        teacher_data=answers,
+        teacher_accuracy=accuracy.stage("teacher", suite, data, teacher_parents, teacher_config),
+        student_base=base,
+        distill=student,
+        draft=draft,
+        candidates=[candidate_plan(candidate) for candidate in release.candidates],
+    )
+
+
+def _file_prompts(name: str, own: Mapping[str, Any], prompts_file: str) -> dict[str, Any]:
+    """`--prompts FILE`: the recipe's prompts from another file, or a file instead of the demo's.
+
+    `--set prompts....` is applied afterwards, so that mapping and sizes can be given with it.
+    """
+    written = loader.read_yaml(loader.find(name, "release")).get("prompts")
+    if isinstance(written, dict) and written.get("source") == "file":
+        return {"prompts.path": prompts_file, **own}
+    rest = {key: value for key, value in own.items() if not key.startswith("prompts.")}
+    changes = {key: value for key, value in own.items() if key.startswith("prompts.")}
+    block = {"source": "file", "path": prompts_file, "sizes": FILE_SIZES}
+    return {**rest, "prompts": block, **changes}
+
+
+def _mismatches(
+    release: ReleaseRecipe,
+    quantize: Mapping[str, QuantizeRecipe],
+    suite: AccuracySuite,
+    load: LoadProfile,
+    policy: Policy,
+) -> list[Problem]:
+    """What only shows when the files are seen together."""
+    problems = []
+    asked = release.prompts.sizes["eval"]
+    if asked < suite.items:
+        problems.append(
+            Problem(
+                f"release {release.model}: prompts.sizes.eval",
+                f"is {asked}, the accuracy suite asks {suite.items} items",
+                "raise it, or lower accuracy.items",
+            )
+        )
+    reference = next(c for c in release.candidates if c.name == release.reference_candidate)
+    if quantize[reference.quantize].recipe is not None or reference.draft:
+        problems.append(
+            Problem(
+                f"release {release.model}: reference_candidate",
+                f"{reference.name!r} is not the unquantized student without a draft",
+                "name the candidate whose quantize recipe leaves the weights as they are",
+            )
+        )
+    for gate in policy.gates:
+        part, _, metric = gate.metric.partition(".")
+        if part == "accuracy" and metric not in suite.metrics:
+            problems.append(
+                Problem(
+                    f"policy {release.policy}: gate {gate.name}",
+                    f"metric {metric!r} is not measured by suite {release.accuracy!r}",
+                    f"one of {', '.join(suite.metrics)}",
+                )
+            )
+        if part == "latency" and gate.rate not in load.rates:
+            problems.append(
+                Problem(
+                    f"policy {release.policy}: gate {gate.name}",
+                    f"rate {gate.rate} is not measured by load profile {release.load!r}",
+                    f"one of {', '.join(map(str, load.rates))}",
+                )
+            )
+    return problems

@@ -1,0 +1,263 @@
+"""Record a judged release in MLflow, promote the best passing bundle, write the report.
+
+Everything here is found before it is made, so a release that is run again, or was killed in the
+middle of publishing, ends with the same runs, the same version and the same alias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import task
+
+from eval_suites.gates import release_verdict
+from registry.artifacts import Stage
+from registry.bundle import Bundle
+from registry.digests import digest_of, digest_of_folder
+from registry.errors import UserError
+from registry.evidence import SUMMARY
+from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome
+from registry.promotion import (
+    CHAMPION,
+    check_promotable,
+    current_champion,
+    numbered_version,
+    promote,
+    register_candidate,
+)
+from registry.provenance import provenance
+from registry.settings import settings
+from registry.store import Absent
+from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, StageRecord, Tracker, asking_mlflow
+from tasks.engines.vllm_server import command
+from tasks.judging import Measured, select
+from tasks.planning import ReleasePlan, ResolvedRelease
+from tasks.progress import LOG
+from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
+
+
+def tracker() -> Tracker:
+    return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
+
+
+@task(name="check_registry", **TASK_OPTIONS)
+def check_registry(model: str, first_release: bool) -> None:
+    """Refuse before the work, not after a night of it, when nothing could be promoted."""
+    check_promotable(tracker().client, model, first_release=first_release)
+
+
+@task(name="publish", **TASK_OPTIONS)
+def publish(
+    todo: ReleasePlan,
+    candidates: Sequence[CandidateOutcome],
+    measured: Sequence[Measured],
+    teacher: Measured,
+    seconds: float,
+) -> ReleaseOutcome:
+    """Record every candidate, promote the best passing one, and say what came of the release."""
+    recipes = todo.resolved
+    release = recipes.release
+    records = tracker()
+    chosen = select(candidates, release.promotion.objective, sla_rate(recipes))
+    digest = digest_of(
+        {
+            "recipe": recipes.digest,
+            "candidates": [
+                {"name": one.name, "bundle": one.bundle, "evidence": one.evidence}
+                for one in candidates
+            ],
+        }
+    )
+    run = records.release_run(
+        release.model,
+        digest,
+        recipes.name,
+        tags=provenance_tags(recipes),
+        texts={"recipe.json": recipes.model_dump_json(indent=1)},
+    )
+    records.stage_runs(run, [stage_record(stage) for stage in todo.stages() if is_made(stage)])
+    by_name = {one.name: one for one in measured}
+    bundles = [
+        (one, bundle) for one in candidates if (bundle := by_name[one.name].bundle) is not None
+    ]
+    models = records.candidates(
+        run,
+        bundles,
+        {
+            one.name: {kind: ref.path / SUMMARY for kind, ref in by_name[one.name].refs().items()}
+            for one, _ in bundles
+        },
+        measured_at=max(ref.made_at for one in measured for ref in one.refs().values()),
+    )
+    version, champion, previous = None, None, None
+    if chosen is not None:
+        winner = next(one for one in candidates if one.name == chosen)
+        arguments: dict[str, Any] = {
+            "model_id": models[chosen],
+            "run_id": run,
+            "tags": {
+                "pilotage.release": digest,
+                "pilotage.policy": digest_of(recipes.policy),
+                "pilotage.recipe": recipes.digest,
+            },
+        }
+        register_candidate(records.client, release.model, winner, **arguments)
+        promotion = promote(
+            records.client,
+            release.model,
+            winner,
+            first_release=release.promotion.first_release,
+            **arguments,
+        )
+        version, champion = promotion.champion.version, promotion.champion
+        previous = promotion.previous
+        LOG.info(
+            "%s@%s is version %d (%s)%s",
+            release.model,
+            CHAMPION,
+            version,
+            chosen,
+            "" if promotion.changed else ", as before",
+        )
+    else:
+        holder = current_champion(records.client, release.model)
+        if holder is not None:
+            bundle = holder.tags.get("pilotage.bundle", "")
+            champion = Champion(version=int(holder.version), bundle=bundle)
+    outcome = ReleaseOutcome(
+        release=digest,
+        name=recipes.name,
+        verdict=release_verdict([one.verdict for one in candidates], chosen is not None),
+        reasons=[f"{one.name}: {reason}" for one in candidates for reason in one.reasons[:1]],
+        model=release.model,
+        version=version,
+        promoted=chosen,
+        champion=champion,
+        previous=previous,
+        candidates=list(candidates),
+        stages=stages_of_run(),
+        run_id=run,
+        policy=release.policy,
+        suite=release.accuracy,
+        profile=release.load,
+        recipe_digest=recipes.digest,
+        finished_at=datetime.now(UTC),
+        seconds=round(seconds, 1),
+    )
+    return _with_report(records, outcome, todo, measured, teacher)
+
+
+def sla_rate(recipes: ResolvedRelease) -> float:
+    """The request rate that the policy judges; the highest measured one where it judges none."""
+    rates = [gate.rate for gate in recipes.policy.gates if gate.rate is not None]
+    return rates[0] if rates else recipes.load.rates[-1]
+
+
+def is_made(stage: Stage) -> bool:
+    """Whether the store has the stage (a refused or infeasible candidate lacks some)."""
+    try:
+        store().recorded_digest(stage)
+    except Absent:
+        return False
+    return True
+
+
+def stage_record(stage: Stage) -> StageRecord:
+    """What MLflow keeps of a stage: its recipe section, tools and summary; never weights."""
+    ref = artifact_of(stage)
+    manifest = store().manifest(ref)
+    numbers = {
+        name: float(value)
+        for name, value in ref.summary.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return StageRecord(
+        key=stage.key,
+        name=stage.title,
+        made_at=ref.made_at,
+        seconds=ref.seconds,
+        reused=ref.reused,
+        metrics=numbers,
+        tags={
+            "pilotage.digest": ref.digest,
+            **{f"pilotage.tool.{name}": version for name, version in stage.tools.items()},
+        },
+        texts={
+            "config.json": json.dumps(stage.config, indent=1, ensure_ascii=False),
+            "summary.json": json.dumps(ref.summary, indent=1, ensure_ascii=False),
+            "parents.json": json.dumps(manifest.parents, indent=1),
+        },
+    )
+
+
+def provenance_tags(recipes: ResolvedRelease) -> dict[str, str]:
+    facts = provenance()
+    tags = {
+        "pilotage.recipe": recipes.digest,
+        "pilotage.git": str(facts["git"]),
+        "pilotage.hardware": facts["hardware_fingerprint"],
+        "pilotage.cpu": facts["hardware"]["cpu"],
+        "pilotage.gpus": ", ".join(facts["hardware"]["gpus"]) or "none",
+    }
+    for environment in ("driver", "serve"):
+        for name, version in (facts[environment] or {}).items():
+            tags[f"pilotage.{environment}.{name}"] = str(version)
+    return tags
+
+
+# -- serving what was promoted ---------------------------------------------------------------
+
+
+def promoted_bundle(reference: str) -> Bundle:
+    """The bundle behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
+    model, _, wanted = reference.partition("@")
+    if not model or not wanted:
+        raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
+    client = tracker().client
+    if wanted.isdecimal():
+        version = numbered_version(client, model, int(wanted))
+    else:
+        version = current_champion(client, model, wanted)
+    if version is None:
+        raise UserError.at(reference, "no such model or alias", "run `pilotage release` first")
+    with asking_mlflow(f"read {BUNDLE_FILE} of {reference}"):
+        import mlflow
+
+        mlflow.set_tracking_uri(settings().tracking_uri)
+        text = mlflow.artifacts.load_text(f"{version.source.rstrip('/')}/{BUNDLE_FILE}")
+    document = json.loads(text)
+    named = document.pop("digest")
+    bundle = Bundle.model_validate(document)
+    if bundle.digest != named or named != version.tags.get(TAG_BUNDLE):
+        raise UserError.at(
+            reference, "bundle.json is not the bundle that was gated", "release again"
+        )
+    return bundle
+
+
+def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment that were gated, for what an alias points to.
+
+    Every file of target and draft is compared with the digest that was gated first.
+    """
+    bundle = promoted_bundle(reference)
+    for part in filter(None, (bundle.target, bundle.draft)):
+        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
+            raise UserError.at(
+                part.path,
+                f"is missing or is not what was gated as {reference}",
+                "run the release again: it is made anew, or restored from a backup of the store",
+            )
+    words = command(
+        settings().serve_python,
+        bundle.target.path,
+        reference.partition("@")[0],
+        bundle.engine_args,
+        port,
+        bundle.draft.path if bundle.draft else None,
+        bundle.num_speculative_tokens or 0,
+    )
+    return words, dict(bundle.env)

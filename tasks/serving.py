@@ -1,0 +1,178 @@
+"""Bundles and their servers: each is started at most once in a release, at its first use.
+
+Stage `serving` proves that this hardware runs a bundle (one generated token) or keeps the
+engine's reason why it does not; both are remembered, for this hardware and this engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prefect import task
+
+from recipes.schema import ServeRecipe, TeacherRecipe
+from registry.artifacts import ArtifactRef, Stage
+from registry.bundle import Bundle, Part
+from registry.digests import digest_of, digest_of_listing
+from registry.errors import Infeasible
+from registry.evidence import ServingEvidence, read_summary, write_summary
+from registry.provenance import engine_version, hardware_fingerprint
+from registry.settings import settings
+from tasks.engines.vllm_server import VllmServer
+from tasks.stages import TASK_OPTIONS, artifact_of, make, store
+
+VERSION = 1
+
+
+def stage(name: str, parents: dict[str, Stage], config: dict[str, Any]) -> Stage:
+    """The proof that this hardware serves the bundle of `bundle_config`."""
+    return Stage(
+        name="serving",
+        label=name,
+        version=VERSION,
+        config=config,
+        parents=parents,
+        inputs={"hardware": hardware_fingerprint()},
+        tools={"vllm": engine_version()},
+    )
+
+
+def bundle_config(serve: ServeRecipe, speculative_tokens: int | None) -> dict[str, Any]:
+    """What of a bundle is known before its weights exist; part of every measurement's key."""
+    return {
+        "engine": serve.engine,
+        "engine_args": serve.engine_args,
+        "env": serve.env,
+        "num_speculative_tokens": speculative_tokens,
+    }
+
+
+def part_of(stage: Stage, below: str = "") -> Part:
+    """The folder of a finished stage (or one below it) as part of a bundle."""
+    ref = artifact_of(stage)
+    files = store().manifest(ref).files
+    prefix = f"{below}/" if below else ""
+    listing = {
+        name.removeprefix(prefix): entry.sha256
+        for name, entry in files.items()
+        if name.startswith(prefix)
+    }
+    return Part(stage=stage.name, key=ref.key, below=below, digest=digest_of_listing(listing))
+
+
+def bundle_of(name: str, target: Part, draft: Part | None, config: dict[str, Any]) -> Bundle:
+    return Bundle(name=name, target=target, draft=draft, engine_version=engine_version(), **config)
+
+
+class ServedBundle:
+    """A bundle and its server; the server starts when it is first asked for."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self._server: VllmServer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.__exit__(kind, error, trace)
+            self._server = None
+
+    @property
+    def server(self) -> VllmServer:
+        """The running server. Raises `Infeasible` when the engine cannot run the bundle here."""
+        if self._server is None:
+            bundle = self.bundle
+            server = VllmServer(
+                target=bundle.target.path,
+                served_name=bundle.name,
+                engine_args=bundle.engine_args,
+                env=bundle.env,
+                draft=bundle.draft.path if bundle.draft else None,
+                num_speculative_tokens=bundle.num_speculative_tokens or 0,
+                log=self.log,
+            )
+            server.__enter__()
+            self._server = server
+        return self._server
+
+    @property
+    def digest(self) -> str:
+        return self.bundle.digest
+
+    @property
+    def engine(self) -> str:
+        return f"{self.bundle.engine} {self.bundle.engine_version}"
+
+    @property
+    def log(self) -> Path:
+        return settings().logs_dir / f"serve-{self.bundle.name}-{self.bundle.digest[:12]}.log"
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    """A teacher that somebody else serves: a URL, a model name there, perhaps a key."""
+
+    url: str
+    served_name: str
+    api_key: str
+
+
+class RemoteTeacher:
+    """Stands where a `ServedBundle` stands; its digest names the URL and model, no weights."""
+
+    def __init__(self, recipe: TeacherRecipe) -> None:
+        key = settings().teacher_api_key.get_secret_value()
+        self.server = RemoteServer(str(recipe.url), str(recipe.served_model), key)
+        self.digest = digest_of({"url": recipe.url, "served_model": recipe.served_model})
+        self.engine = f"openai {recipe.served_model}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+Served = ServedBundle | RemoteTeacher
+
+
+@task(name="serving", **TASK_OPTIONS)
+def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
+    """Start the bundle once and keep what came of it: a token, or the engine's reason."""
+
+    def produce(folder: Path) -> dict[str, Any]:
+        facts: dict[str, Any] = {"feasible": True}
+        try:
+            server = served.server
+            facts["startup_seconds"] = round(server.startup_seconds, 2)
+            facts["kv_cache_tokens"] = server.kv_cache_tokens
+        except Infeasible as reason:
+            facts = {"feasible": False, "reason": str(reason)}
+        evidence = ServingEvidence(
+            bundle=served.digest,
+            hardware=hardware_fingerprint(),
+            engine=served.engine,
+            measured_at=datetime.now(UTC),
+            **facts,
+        )
+        write_summary(folder, evidence)
+        return facts
+
+    return make(stage, produce)
+
+
+def serving_evidence(ref: ArtifactRef) -> ServingEvidence:
+    evidence = read_summary(ref.path)
+    assert isinstance(evidence, ServingEvidence)
+    return evidence
