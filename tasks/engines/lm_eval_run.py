@@ -187,9 +187,7 @@ def load_task(path: Path, items: Path) -> dict[str, Any]:
 # -- asking ----------------------------------------------------------------------------------
 
 
-def _evaluate(
-    job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row]
-) -> dict[str, Any]:
+def _evaluate(job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """lm-eval's own result with its samples."""
     import aiohttp
     import requests
