@@ -1,0 +1,26 @@
+"""Every test gets a home of its own; nothing reaches the checkout's `.pilotage`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.settings import settings
+
+# Before Prefect or MLflow is imported by any test.
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh `PILOTAGE_HOME`."""
+    folder = tmp_path / "pilotage-home"
+    monkeypatch.setenv("PILOTAGE_HOME", str(folder))
+    settings.cache_clear()
+    yield folder
+    settings.cache_clear()
