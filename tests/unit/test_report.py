@@ -1,0 +1,401 @@
+"""The page of a release: complete, self-contained, and safe with whatever a model wrote."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from registry import report
+from registry.evidence import LoadPoint, percentiles
+from registry.outcome import (
+    CandidateOutcome,
+    Champion,
+    GateResult,
+    ReleaseOutcome,
+    StageOutcome,
+    Verdict,
+)
+from registry.report import Example, ReferenceFigures, ReportDetails, Response, write_report
+
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+RATES = (0.5, 1.0, 2.0, 4.0)
+TEACHER = {"hit_rate": 0.905, "slot_f1": 0.874, "satisfaction": 0.881, "format_valid": 0.995}
+STUDENT = {"hit_rate": 0.880, "slot_f1": 0.842, "satisfaction": 0.853, "format_valid": 0.990}
+SEGMENTS = ("customer_zh", "customer_en", "driver_zh", "driver_en")
+NASTY = "<script>alert('x')</script> & \"quotes\" </div><img src=http://evil.example/x.png>"
+
+
+def load_points(base_ms: float, draft: bool, seed: int, failing: bool = False) -> list[LoadPoint]:
+    """Times that rise with the rate, as a queue's do; the last rate may lose requests."""
+    rng = random.Random(seed)
+    made = []
+    for rate in RATES:
+        crowd = 1 + (rate / 4) ** 2 * 3
+        times = [base_ms * crowd * rng.lognormvariate(0, 0.25) for _ in range(40)]
+        failed = 6 if failing and rate == RATES[-1] else 0
+        answered = times[: 40 - failed]
+        made.append(
+            LoadPoint(
+                rate=rate,
+                achieved_rate=rate * 0.98,
+                total=40,
+                ok=len(answered),
+                failed=failed,
+                duration_s=40 / rate,
+                ttft_ms=percentiles([t * 0.12 for t in answered], failed),
+                tpot_ms=percentiles([t * 0.012 for t in answered], failed),
+                itl_ms=percentiles([t * 0.013 for t in answered], failed),
+                e2el_ms=percentiles(answered, failed),
+                output_tokens_per_s=60 * rate,
+                acceptance_length=2.71 + rng.uniform(-0.1, 0.1) if draft else None,
+                prefix_cache_hit_rate=0.42,
+            )
+        )
+    return made
+
+
+def gate(
+    name: str, metric: str, kind: str, own: float | None, theirs: float | None, margin: float,
+    result: Verdict, reason: str, who: str | None = None,
+) -> GateResult:  # fmt: skip
+    ratio = own / theirs if own is not None and theirs else None
+    estimate = {"retention": ratio, "ceiling": own}.get(kind)
+    return GateResult(
+        name=name,
+        kind=kind,
+        metric=metric,
+        tier="critical",
+        result=result,
+        estimate=estimate,
+        margin=margin,
+        candidate=own,
+        reference=theirs,
+        reference_name=who,
+        ratio=ratio,
+        rate=2.0 if kind == "ceiling" else None,
+        n=200 if kind == "retention" else 40,
+        reason=reason,
+    )
+
+
+def candidate(
+    name: str, loss: float, base_ms: float, *, draft: bool = False, failing: bool = False
+) -> CandidateOutcome:
+    metrics: dict[str, float | None] = {k: round(v - loss, 4) for k, v in STUDENT.items()}
+    points = load_points(base_ms, draft, len(name), failing)
+    p99 = points[2].e2el_ms["p99"]
+    assert p99 is not None
+    gates = []
+    for label, reference, margin in (("teacher", TEACHER, 0.90), ("student", STUDENT, 0.97)):
+        for metric in ("hit_rate", "slot_f1", "satisfaction"):
+            own = metrics[metric]
+            assert own is not None
+            good = own / reference[metric] >= margin
+            words = "keeps" if good else "keeps only"
+            gates.append(
+                gate(
+                    f"{'retention' if label == 'teacher' else 'recovery'}_{metric}",
+                    f"accuracy.{metric}",
+                    "retention",
+                    own,
+                    reference[metric],
+                    margin,
+                    Verdict.PASS if good else Verdict.FAIL,
+                    f"{words} {own / reference[metric]:.4f} of the {label}'s accuracy.{metric} "
+                    f"({own:.4g} / {reference[metric]:.4g}), at least {margin:g} asked",
+                    label,
+                )
+            )
+    fast = p99 <= 2500
+    gates.append(
+        gate(
+            "sla_e2el_p99", "latency.e2el_p99_ms", "ceiling", p99, None, 2500.0,
+            Verdict.PASS if fast else Verdict.FAIL,
+            f"latency.e2el_p99_ms at 2 requests/s is {p99:.6g}, at most 2500 asked",
+        )
+    )  # fmt: skip
+    refused = [f"{g.name} {g.result}: {g.reason}" for g in gates if g.result is not Verdict.PASS]
+    return CandidateOutcome(
+        name=name,
+        bundle=f"{abs(hash(name)):064x}"[:64],
+        verdict=Verdict.FAIL if refused else Verdict.PASS,
+        reasons=refused,
+        gates=gates,
+        metrics=metrics,
+        latency=points,
+        target=name.removesuffix("_eagle3"),
+        draft=draft,
+        size_bytes=round(7.1e6 * (1 if name.startswith("bf16") else 0.58)),
+        engines={"accuracy": "vllm 0.32.0+cpu", "latency": "vllm 0.32.0+cpu"},
+    )
+
+
+def infeasible() -> CandidateOutcome:
+    reason = (
+        "vllm 0.32.0+cpu cannot serve it on this hardware: AttributeError: '_OpNamespace' '_C' "
+        "object has no attribute 'cpu_gemm_wna16'"
+    )
+    return CandidateOutcome(
+        name="w4a16_gptq",
+        bundle="f" * 64,
+        verdict=Verdict.INFEASIBLE,
+        reasons=[reason],
+        gates=[
+            gate("retention_hit_rate", "accuracy.hit_rate", "retention", 0.861, 0.905, 0.9,
+                 Verdict.INFEASIBLE, reason, "teacher"),
+            gate("sla_e2el_p99", "latency.e2el_p99_ms", "ceiling", None, None, 2500.0,
+                 Verdict.INFEASIBLE, reason),
+        ],
+        metrics={"hit_rate": 0.861, "slot_f1": 0.82, "satisfaction": 0.83, "format_valid": 0.98},
+        target="w4a16_gptq",
+        size_bytes=2_300_000,
+        engines={"accuracy": "transformers 5.16.0 (reference engine)"},
+    )  # fmt: skip
+
+
+def release() -> ReleaseOutcome:
+    candidates = [
+        candidate("bf16", 0.0, 640),
+        candidate("bf16_eagle3", 0.0, 410, draft=True),
+        candidate("w8a8_int8", 0.004, 520),
+        candidate("w8a8_int8_eagle3", 0.004, 340, draft=True),
+        candidate("fp8_dynamic", 0.002, 3600, failing=True),
+        candidate("w8a8_static_harsh", 0.19, 500),
+        infeasible(),
+    ]
+    stages = [
+        ("prompts", 2.1), ("teacher_model", 131.0), ("teacher_data", 96.0), ("distill", 104.0),
+        ("quantize w8a8_int8", 4.9), ("quantize fp8_dynamic", 0.4), ("draft", 171.0),
+        ("accuracy bf16", 61.0), ("latency bf16", 82.0), ("accuracy w8a8_int8", 58.0),
+    ]  # fmt: skip
+    return ReleaseOutcome(
+        release="a1b2c3d4" * 8,
+        name="demo",
+        verdict=Verdict.PASS,
+        model="freight-assistant",
+        version=4,
+        promoted="w8a8_int8_eagle3",
+        champion=Champion(version=4, bundle=candidates[3].bundle),
+        previous=Champion(version=3, bundle="e" * 64, alias="previous"),
+        candidates=candidates,
+        stages=[
+            StageOutcome(
+                name=name,
+                key=f"{number:02d}" * 32,
+                reused=number < 4,
+                seconds=0.03 if number < 4 else seconds,
+                made_seconds=seconds,
+            )
+            for number, (name, seconds) in enumerate(stages)
+        ],
+        run_id="0f" * 16,
+        policy="demo",
+        suite="freight",
+        profile="cpu_2core",
+        recipe_digest="9c" * 32,
+        finished_at=NOW,
+        seconds=911.0,
+    )
+
+
+def details() -> ReportDetails:
+    rng = random.Random(1)
+    people = {"teacher": 0.9, "bf16": 0.88, "w8a8_int8_eagle3": 0.87, "w8a8_static_harsh": 0.68}
+    answer = (
+        '{"intent":"track_order","slots":{"order":"FH-20871"},'
+        '"reply":"您好，订单FH-20871正在查询。"}'
+    )
+    wrong = answer.replace("track_order", "complain")
+    return ReportDetails(
+        references=[
+            ReferenceFigures(
+                name="teacher", bundle="7" * 64, engine="vllm 0.32.0+cpu", metrics=TEACHER
+            )
+        ],
+        student="bf16",
+        segments={
+            "hit_rate": {
+                segment: {who: mean + rng.uniform(-0.05, 0.05) for who, mean in people.items()}
+                for segment in SEGMENTS
+            }
+        },
+        segment_sizes=dict.fromkeys(SEGMENTS, 50),
+        examples=[
+            Example(
+                item_id="eval-0007",
+                segment="customer_zh",
+                prompt="师傅你好，我那个单FH-20871到哪了啊😡都两天了",
+                expected="track_order, order=FH-20871",
+                responses=[
+                    Response(name="teacher", text=answer, right=True),
+                    Response(name="bf16", text=answer, right=True),
+                    Response(name="w8a8_int8_eagle3", text=answer, right=True),
+                    Response(name="w8a8_static_harsh", text=wrong, right=False),
+                ],
+            ),
+            Example(
+                item_id="eval-0012",
+                segment="driver_en",
+                prompt=f"cant find the dock {NASTY}",
+                responses=[
+                    Response(name="teacher", text=NASTY, right=None),
+                    Response(name="bf16", text="", right=False),
+                    Response(name="w8a8_int8_eagle3", text="long " * 2000, right=False),
+                ],
+            ),
+        ],
+        environments={
+            "Driver environment": {"python": "3.11.9", "torch": "2.13.0", "mlflow": "3.17.2"},
+            "Serve environment": {"vllm": "0.32.0+cpu", "torch": "2.13.0+cpu"},
+            "Hardware": {"cpu": "2 cores, AVX2", "memory": "24 GiB", "gpu": "none"},
+            "Code": {"git": "1f2e3d4c5b6a79880f1e2d3c4b5a69788f7e6d5c"},
+        },
+    )
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and collects what the page would load."""
+
+    VOID = frozenset({"meta", "line", "circle", "polyline", "br", "link", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page_of(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(release(), details(), tmp_path_factory.mktemp("reports"))
+
+
+def test_page_stands_alone(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    page = page_of(text)
+    assert len(text.encode()) < 3_000_000
+    assert page.loads == []
+    assert not page.seen & {"script", "img", "link", "iframe"}
+    assert "url(" not in text
+    assert "@import" not in text
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+
+
+def test_page_tells_the_whole_story(written: Path) -> None:
+    text = re.sub(r"\s+", " ", " ".join(page_of(written.read_text(encoding="utf-8")).text))
+    for words in (
+        "w8a8_int8_eagle3 promoted as freight-assistant version 4",
+        "before it version 3",
+        "point estimates",
+        "cpu_gemm_wna16",
+        "keeps only",
+        "SLA 2.50 s",
+        "failed requests",
+        "Draft off and on",
+        "customer_zh",
+        "您好，订单FH-20871正在查询。",
+        "teacher, bf16, w8a8_int8_eagle3",
+        "(nothing)",
+        "more characters)",
+        "4 of 10 stages were reused",
+        "vllm",
+        "2 cores, AVX2",
+    ):
+        assert words in text, words
+
+
+def test_model_output_is_escaped(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert" in text
+    assert "<img" not in text
+
+
+def test_refused_release_with_nothing_measured(tmp_path: Path) -> None:
+    never = CandidateOutcome(
+        name="broken", bundle="", verdict=Verdict.INVALID, reasons=["zero layers were quantized"]
+    )
+    outcome = ReleaseOutcome(
+        release="0" * 64,
+        name="demo",
+        verdict=Verdict.INVALID,
+        model="freight-assistant",
+        candidates=[never],
+        finished_at=NOW,
+        seconds=3.0,
+    )
+    page = page_of(write_report(outcome, ReportDetails(), tmp_path).read_text(encoding="utf-8"))
+    text = " ".join(page.text)
+    assert "Nothing promoted for freight-assistant" in text
+    assert "zero layers were quantized" in text
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(release(), details(), tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(report, "render", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(release(), details(), tmp_path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_charts_share_axes_and_mark_lost_requests() -> None:
+    outcome = release()
+    drawn = report.charts(outcome.candidates, report.sla_of(outcome.candidates))
+    assert len(drawn) == 6
+    assert len({chart.sla_y for chart in drawn}) == 1
+    fp8 = next(chart for chart in drawn if chart.candidate.name == "fp8_dynamic")
+    assert [dot.label is None for dot in fp8.dots] == [False, False, False, True]
+    assert all(0 <= dot.y <= report.HEIGHT for chart in drawn for dot in chart.dots)
+
+
+def test_drafts_are_paired_by_target() -> None:
+    pairs = report.draft_pairs(release().candidates)
+    assert [(pair.off.name, pair.on.name) for pair in pairs] == [
+        ("bf16", "bf16_eagle3"),
+        ("w8a8_int8", "w8a8_int8_eagle3"),
+    ]
+    assert len(pairs[0].points) == len(RATES)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0.04, "0.0 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (7500, "2 h 05 min")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert report.duration(seconds) == text
+
+
+def test_milliseconds() -> None:
+    shown = [report.short_ms(value) for value in (None, 0.512, 87.2, 1000.0, 1234.5, 12_345.0)]
+    assert shown == ["–", "0.51 ms", "87 ms", "1 s", "1.23 s", "12 s"]
