@@ -1,4 +1,4 @@
-"""The release flow: business prompts, a teacher and a student in; a promoted bundle or a refusal out.
+"""The release flow: prompts, a teacher and a student in; a promoted bundle or a refusal out.
 
     prompts ─► teacher data ─► LoRA distillation ─► quantization ─► EAGLE3 draft ─► served bundle
                                                                                      ├─► accuracy
@@ -13,13 +13,15 @@ processes of their own and this one stays small.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect import flow
-from tasks.latency import measure_latency
+from tasks.latency import measure_latency, will_run
 
 from flows.requests import ReleaseRequest
 from registry.artifacts import ArtifactRef
-from registry.errors import PilotageError, StageFailed
+from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
 from tasks.accuracy import measure_accuracy
 from tasks.distillation import distill
@@ -102,7 +104,10 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     target = part_of(wanted.target, wanted.below)
     draft = part_of(wanted.draft) if wanted.draft else None
     bundle = bundle_of(wanted.name, target, draft, wanted.config)
-    with ServedBundle(bundle) as served:
+    with ServedBundle(bundle) as served, served_as_before(wanted.name):
+        if will_run(wanted.latency, recipes.policy.max_age_days):
+            # Its import takes as long as the server's start; the two overlap.
+            _ = served.load_generator
         serving = prove_serving(wanted.serving, served)
         feasible = serving_evidence(serving).feasible
         latency = None
@@ -110,7 +115,13 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
             accuracy = measure_accuracy(
                 wanted.accuracy, recipes.accuracy, recipes.release.accuracy, served
             )
-            latency = measure_latency(wanted.latency, recipes, served)
+            latency = measure_latency(
+                wanted.latency,
+                recipes.load,
+                recipes.release.load,
+                recipes.policy.max_age_days,
+                served,
+            )
         else:
             accuracy = reference_accuracy(todo, wanted, served)
     return Measured(
@@ -122,6 +133,15 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
         latency=latency,
         draft=draft is not None,
     )
+
+
+@contextmanager
+def served_as_before(name: str) -> Iterator[None]:
+    """A bundle that was proved and does not start now is a fault of the machine, no verdict."""
+    try:
+        yield
+    except Infeasible as reason:
+        raise InfrastructureError(f"{name} was served before and is not now: {reason}") from None
 
 
 def reference_accuracy(

@@ -70,3 +70,5 @@ class InfrastructureError(PilotageError):
 
 class Infeasible(PilotageError):
     """The engine cannot run this bundle on this hardware; the message is its reason."""
+
+    exit_status = EXIT_REFUSED

@@ -6,6 +6,7 @@ engine's reason why it does not; both are remembered, for this hardware and this
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from registry.errors import Infeasible
 from registry.evidence import ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
+from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
 from tasks.stages import TASK_OPTIONS, artifact_of, make, store
 
@@ -73,7 +75,18 @@ class ServedBundle:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
-        self._server: VllmServer | None = None
+        self._running = ExitStack()
+        self._started = False
+        self._generator: VllmBench | None = None
+        self._server = VllmServer(
+            target=bundle.target.path,
+            served_name=bundle.name,
+            engine_args=bundle.engine_args,
+            env=bundle.env,
+            draft=bundle.draft.path if bundle.draft else None,
+            num_speculative_tokens=bundle.num_speculative_tokens or 0,
+            log=self.log,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -84,27 +97,25 @@ class ServedBundle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._server is not None:
-            self._server.__exit__(kind, error, trace)
-            self._server = None
+        self._running.close()
 
     @property
     def server(self) -> VllmServer:
         """The running server. Raises `Infeasible` when the engine cannot run the bundle here."""
-        if self._server is None:
-            bundle = self.bundle
-            server = VllmServer(
-                target=bundle.target.path,
-                served_name=bundle.name,
-                engine_args=bundle.engine_args,
-                env=bundle.env,
-                draft=bundle.draft.path if bundle.draft else None,
-                num_speculative_tokens=bundle.num_speculative_tokens or 0,
-                log=self.log,
-            )
-            server.__enter__()
-            self._server = server
+        if not self._started:
+            self._running.enter_context(self._server)
+            self._started = True
+        self._server.check_alive()
         return self._server
+
+    @property
+    def load_generator(self) -> VllmBench:
+        """The process that sends load. Asked for early, its import overlaps the server's start."""
+        if self._generator is None:
+            log = self.log.with_name(f"load-{self.log.name.removeprefix('serve-')}")
+            generator = VllmBench(self._server.api_key, log=log)
+            self._generator = self._running.enter_context(generator)
+        return self._generator
 
     @property
     def digest(self) -> str:

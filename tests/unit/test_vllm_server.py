@@ -113,6 +113,7 @@ def died_of(line: str, prefix: str = WORKER) -> str:
         "NotImplementedError: Sparse Attention is not supported on CPU.",
         "ValueError: The quantization method modelopt is not supported for the current GPU. "
         "Minimum capability: 89. Current capability: 80.",
+        "RuntimeError: Unknown quantization method: bitsandbytes. Must be one of ['awq', 'fp8'].",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     ],
 )

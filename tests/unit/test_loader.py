@@ -1,0 +1,109 @@
+"""Recipes and suites: every mistake at once, with file, place, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes import loader
+from recipes.schema import DistillRecipe, ReleaseRecipe, ServeRecipe
+from registry.errors import UserError
+
+GOOD = """
+kind: distill
+description: d
+student: {source: path, path: /models/x}
+lora: {r: 8, target_modules: all-linear}
+epochs: 1
+learning_rate: 1e-3
+batch_size: 8
+max_length: 128
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    return path
+
+
+def problems(tmp_path: Path, text: str, kind: str = "distill") -> list[str]:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        loader.load(str(path), kind, DistillRecipe)
+    return [f"{p.where.removeprefix(str(path))} {p.what}" for p in caught.value.problems]
+
+
+def test_numbers_written_like_people_write_them(tmp_path: Path) -> None:
+    recipe = loader.load(str(written(tmp_path, GOOD)), "distill", DistillRecipe)
+    assert recipe.learning_rate == 0.001
+
+
+def test_every_mistake_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("epochs: 1", "epochs: -1").replace("batch_size: 8", "batchsize: 8")
+    found = problems(tmp_path, text)
+    assert found == [
+        ": epochs Input should be greater than 0 (found -1)",
+        ": batch_size is missing",
+        ": batchsize unknown key",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: distil\n", "kind is 'distil', expected 'distill'"),
+        ("- a\n", "holds list, not a mapping"),
+        ("", "holds NoneType, not a mapping"),
+        ("kind: distill\nkind: draft\n", "key 'kind' stands here twice"),
+        ("kind: [\n", "not YAML"),
+        ("kind: !!python/object:os.system x\n", "not YAML"),
+        ("? [a]\n: b\n", "a key must be plain text"),
+        ("a: &a [*a]\nkind: distill\n", "description is missing"),
+    ],
+)
+def test_what_is_no_recipe(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in found for found in problems(tmp_path, text))
+
+
+def test_a_file_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes("kind: distill # caf\xe9".encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8"):
+        loader.load(str(path), "distill", DistillRecipe)
+
+
+def test_unknown_names_come_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'freight_demo'"):
+        loader.find("freight_dmo", "release")
+    with pytest.raises(UserError, match="no such file"):
+        loader.find(str(tmp_path / "none.yaml"), "release")
+
+
+def test_overrides_reach_into_mappings_and_lists(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    overrides = loader.parse_overrides(["lora.r=4", "epochs=2", "student.path=/m"])
+    recipe = loader.load(str(path), "distill", DistillRecipe, overrides=overrides)
+    assert (recipe.lora["r"], recipe.epochs) == (4, 2.0)
+    changed = loader._with({"a": [{"b": 1}, 2]}, ["a", "0", "b"], 3, "a.0.b")
+    assert changed == {"a": [{"b": 3}, 2]}
+
+
+@pytest.mark.parametrize("assignment", ["epochs", "=1", "a..b=1", "a=["])
+def test_a_bad_assignment_is_named(assignment: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        loader.parse_overrides([assignment])
+
+
+def test_arguments_that_the_project_sets_itself() -> None:
+    content = {"kind": "serve", "description": "d", "engine_args": {"port": 1, "max-model-len": 2}}
+    with pytest.raises(UserError, match="set by the project, not by a recipe: port"):
+        loader.validate(content, "serve", ServeRecipe, source="x")
+
+
+@pytest.mark.parametrize("name", ["team/assistant", "a:b", "", "a b", "../x", "a" * 101])
+def test_a_model_name_that_the_registry_would_refuse(name: str) -> None:
+    content = loader.read_yaml(loader.find("freight_demo", "release"))
+    with pytest.raises(UserError, match="cannot be a registered model's name"):
+        loader.validate({**content, "model": name}, "release", ReleaseRecipe, source="x")
