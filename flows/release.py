@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prefect import flow
-from tasks.latency import measure_latency, will_run
 
 from flows.requests import ReleaseRequest
 from registry.artifacts import ArtifactRef
@@ -27,6 +26,7 @@ from tasks.accuracy import measure_accuracy
 from tasks.distillation import distill
 from tasks.engines.subprocesses import end_leftovers
 from tasks.judging import Measured, judge_candidate
+from tasks.latency import measure_latency, will_run
 from tasks.models import prepare_model
 from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
 from tasks.progress import LOG
@@ -110,6 +110,7 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
             _ = served.load_generator
         serving = prove_serving(wanted.serving, served)
         feasible = serving_evidence(serving).feasible
+        accuracy: ArtifactRef | None
         latency = None
         if feasible:
             accuracy = measure_accuracy(

@@ -46,14 +46,14 @@ def plan_document(todo: ReleasePlan) -> dict[str, Any]:
             }
         )
     missing = [stage for stage in stages if not stage["reused"]]
-    known = [stage["estimate_seconds"] for stage in missing]
+    known: list[Any] = [stage["estimate_seconds"] for stage in missing]
     return {
         "recipe": todo.resolved.name,
         "recipe_digest": todo.resolved.digest,
         "model": todo.resolved.release.model,
         "stages": stages,
         "to_be_made": len(missing),
-        "estimate_seconds": None if None in known else round(sum(filter(None, known)), 1),
+        "estimate_seconds": None if None in known else round(sum(known), 1),
     }
 
 

@@ -15,7 +15,7 @@ class ReleaseRequest(BaseModel):
     recipe: str = Field(
         default="freight_demo",
         description="Name of a recipe in recipes/release/, or a path to one.",
-        json_schema_extra={"position": 0, "examples": shipped("release")},
+        json_schema_extra={"position": 0, "examples": [*shipped("release")]},
     )
     overrides: list[str] = Field(
         default_factory=list,

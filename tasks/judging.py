@@ -1,7 +1,8 @@
-"""From what was measured to a judged candidate. The decisions themselves are `eval_suites.gates`."""
+"""From what was measured to a judged candidate. The decisions are those of `eval_suites.gates`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval_suites.gates import CandidateEvidence, judge_all, reasons_of, verdict_of
@@ -76,7 +77,7 @@ def judge_candidate(
     return outcome
 
 
-def select(candidates: list[CandidateOutcome], objective: str, rate: float) -> str | None:
+def select(candidates: Sequence[CandidateOutcome], objective: str, rate: float) -> str | None:
     """Name of the best passing candidate, or None when none passed.
 
     `fastest`: lowest P99 E2EL at `rate` requests/s; `most_accurate`: highest mean over its
@@ -99,8 +100,7 @@ def select(candidates: list[CandidateOutcome], objective: str, rate: float) -> s
 
 
 def _because(reasons: list[str]) -> str:
-    return (
-        f" ({reasons[0]}{f'; and {len(reasons) - 1} more' if len(reasons) > 1 else ''})"
-        if reasons
-        else ""
-    )
+    if not reasons:
+        return ""
+    more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return f" ({reasons[0]}{more})"

@@ -25,6 +25,8 @@ VERSION = 1
 def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: int = 0) -> Stage:
     """`teacher` is the stage of the teacher's model where the source builds on it."""
     config: dict[str, Any] = source.model_dump(mode="json")
+    parents: dict[str, Stage | None] = {}
+    names: tuple[str, ...] = ()
     if isinstance(source, DemoModel):
         config["seed"] = seed
         parents = {"tokenizer": teacher} if source.role == "student" else {}
@@ -32,10 +34,12 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
     elif isinstance(source, PrunedModel):
         parents, names = {"teacher": teacher}, ("torch", "transformers")
     elif isinstance(source, PackagedGguf):
-        parents, names = {}, ("transformers", "gguf", source.package.replace("_", "-"))
+        names = ("transformers", "gguf", source.package.replace("_", "-"))
     else:
         path = Path(source.path)
-        check_weights(path)
+        if not path.is_dir():
+            raise UserError.at(path, "no such folder", f"correct {role}.path")
+        check_weights(path, f"the {role}'s own folder")
         inputs = {"model": digest_of_folder(path)}
         return Stage(name="model", label=role, version=VERSION, inputs=inputs)
     needed = {name: parent for name, parent in parents.items() if parent is not None}
@@ -61,7 +65,7 @@ def prepare_model(stage: Stage, source: ModelSource) -> ArtifactRef:
         if isinstance(source, PathModel):
             for path in Path(source.path).iterdir():
                 if path.is_file():
-                    # Adopted by hard link or symbolic link: a 70B teacher is not copied.
+                    # Adopted by symbolic link: a 70B teacher is not copied.
                     (folder / path.name).symlink_to(path.resolve())
             return {"source": "path"}
         job: dict[str, Any] = {"out_dir": str(folder), "threads": settings().cpu_threads}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -158,27 +159,21 @@ def resolve(
     distill = read(
         lambda: loader.load(release.distill, "distill", DistillRecipe, overrides=nested["distill"])
     )
-    draft_name = release.draft
-    draft = draft_name and read(
-        lambda: loader.load(str(draft_name), "draft", DraftRecipe, overrides=nested["draft"])
-    )
-    quantize = {
-        wanted: read(
-            lambda wanted=wanted: loader.load(
-                wanted, "quantize", QuantizeRecipe, overrides=named["quantize"].pop(wanted, None)
-            )
+    draft = None
+    if release.draft is not None:
+        draft_name = release.draft
+        draft = read(
+            lambda: loader.load(draft_name, "draft", DraftRecipe, overrides=nested["draft"])
         )
+    quantize = {
+        wanted: read(partial(_named, "quantize", wanted, QuantizeRecipe, named["quantize"]))
         for wanted in dict.fromkeys(candidate.quantize for candidate in release.candidates)
     }
     serve_names = [candidate.serve for candidate in release.candidates]
     if teacher is not None and teacher.serve is not None:
         serve_names.append(teacher.serve)
     serve = {
-        wanted: read(
-            lambda wanted=wanted: loader.load(
-                wanted, "serve", ServeRecipe, overrides=named["serve"].pop(wanted, None)
-            )
-        )
+        wanted: read(partial(_named, "serve", wanted, ServeRecipe, named["serve"]))
         for wanted in dict.fromkeys(serve_names)
     }
     suite = read(lambda: load_accuracy(release.accuracy, nested["accuracy"]))
@@ -225,7 +220,7 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
         resolved.distill.student, "student", teacher=teacher_model, seed=release.seed
     )
     student = distillation.stage(resolved.distill, base, answers)
-    draft = resolved.draft and speculation.stage(resolved.draft, student, data)
+    draft = speculation.stage(resolved.draft, student, data) if resolved.draft else None
 
     def candidate_plan(candidate: Candidate) -> CandidatePlan:
         recipe = resolved.quantize[candidate.quantize]
@@ -266,6 +261,13 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
         draft=draft,
         candidates=[candidate_plan(candidate) for candidate in release.candidates],
     )
+
+
+def _named(
+    kind: str, name: str, model: type[BaseModel], overrides: dict[str, dict[str, Any]]
+) -> BaseModel:
+    """One of several recipes of a kind; its overrides are taken out of `overrides`."""
+    return loader.load(name, kind, model, overrides=overrides.pop(name, None))
 
 
 def _file_prompts(name: str, own: Mapping[str, Any], prompts_file: str) -> dict[str, Any]:

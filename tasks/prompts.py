@@ -84,12 +84,12 @@ def demo_parts(stage: Stage, recipe: DemoPrompts) -> dict[str, list[dict[str, An
         )
     # Segments take turns in the generator, so this many hold enough of those that are kept.
     share = len(demo_data.SEGMENTS) / len(kept)
-    sizes = {part: math.ceil(size * share) for part, size in recipe.sizes.items()}
+    sizes: dict[str, int] = {part: math.ceil(size * share) for part, size in recipe.sizes.items()}
     sizes["pretrain"] = stage.config["pretrain_messages"]
     made = demo_data.generate(stage.config["seed"], sizes)
     return {
-        part: [row for row in made[part] if row["segment"] in kept][: recipe.sizes[part]]
-        for part in PARTS
+        part: [row for row in made[part] if row["segment"] in kept][:size]
+        for part, size in recipe.sizes.items()
     }
 
 
@@ -106,4 +106,5 @@ def file_parts(recipe: FilePrompts, seed: int) -> dict[str, list[dict[str, Any]]
                 f"found are {', '.join(sorted(found)[:20])}",
             )
         records = [record for record in records if record["segment"] in recipe.keep_segments]
-    return split(records, recipe.sizes, seed, recipe.path)
+    sizes: dict[str, int] = {part: recipe.sizes[part] for part in recipe.sizes}
+    return split(records, sizes, seed, recipe.path)

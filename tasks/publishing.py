@@ -169,7 +169,7 @@ def stage_record(stage: Stage) -> StageRecord:
     """What MLflow keeps of a stage: its recipe section, tools and summary; never weights."""
     ref = artifact_of(stage)
     manifest = store().manifest(ref)
-    numbers = {
+    numbers: dict[str, float | None] = {
         name: float(value)
         for name, value in ref.summary.items()
         if isinstance(value, int | float) and not isinstance(value, bool)

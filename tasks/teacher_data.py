@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from pydantic import SecretStr
 
 from recipes.schema import TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
@@ -63,7 +64,7 @@ def generate_teacher_data(stage: Stage, recipe: TeacherRecipe, served: Served) -
                 )
                 for row in asked
             ],
-            Endpoint(url=server.url, model=server.served_name, api_key=server.api_key or None),
+            Endpoint(url=server.url, model=server.served_name, api_key=SecretStr(server.api_key)),
             concurrency=recipe.concurrency,
             max_retry_wait=recipe.max_retry_wait,
             request_timeout=recipe.request_timeout,
