@@ -1,8 +1,7 @@
 """Gates: from evidence and a rule to a result. Pure functions; nothing here measures or waits.
 
 What is judged are point estimates: a mean against a mean. There is no bound around them yet, so
-a result close to its margin may be luck, and every reader of a result must be told so
-(`POINT_ESTIMATE`). The order of the checks is the contract: first whether the numbers exist and
+a result close to its margin may be luck, and the report says so. The order of the checks is the contract: first whether the numbers exist and
 may be compared at all, then the comparison. A comparison with a missing or not-a-number value
 would be false, and false must never read as "no loss".
 """
@@ -25,8 +24,6 @@ from registry.evidence import (
     read_summary,
 )
 from registry.outcome import GateResult, Verdict
-
-POINT_ESTIMATE = "point estimate, no bound yet"
 
 REFUSALS = (
     Verdict.INFEASIBLE,
@@ -125,9 +122,11 @@ def judge(
     that compares is INVALID. Never raises for what the evidence holds: every defect is a result
     with its reason.
     """
+    refusal = ""
     own: _Measured | None = None
     theirs: _Measured | None = None
     try:
+        refusal = _infeasible(candidate)
         own = _measure(rule, candidate, "candidate")
         if rule.reference is not None:
             theirs = _referenced(rule, candidate, reference)
@@ -142,7 +141,6 @@ def judge(
         verdict = Verdict.INCONCLUSIVE
         reason = f"measured with the smoke suite {', '.join(smoke)}, which can never pass a gate"
 
-    refusal = _infeasible(candidate)
     if refusal:
         # Accuracy may come from a reference engine; what cannot be served is not promoted.
         verdict, reason = Verdict.INFEASIBLE, refusal
@@ -401,9 +399,14 @@ def _smoke(
 
 
 def _infeasible(candidate: CandidateEvidence) -> str:
-    """The engine's reason why it cannot serve the candidate, or nothing."""
-    serving = candidate.serving
-    if serving is None or serving.feasible or serving.bundle != candidate.bundle:
+    """The engine's reason why it cannot serve the candidate, or nothing.
+
+    Serving evidence may be absent (scores alone can be gated), but what is there must be sound.
+    """
+    if candidate.serving is None and "serving" not in candidate.unreadable:
+        return ""
+    serving: ServingEvidence = _present("serving", candidate, "candidate")
+    if serving.feasible:
         return ""
     return f"{serving.engine} cannot serve it on this hardware: {serving.reason or 'no reason'}"
 

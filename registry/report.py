@@ -219,7 +219,9 @@ def _metric_names(outcome: ReleaseOutcome, details: ReportDetails) -> list[str]:
 # -- the curves ------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 300.0, 190.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 16.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 16.0, 30.0
+INSET = 22.0
+"""Room for half a label between the axis and the outermost rates."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class Chart:
 
 
 def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> list[Chart]:
-    """One chart per candidate with latency, all on the same axes (logarithmic milliseconds)."""
+    """One chart per candidate with latency, all on the same logarithmic axes."""
     shown = [candidate for candidate in candidates if candidate.latency]
     values = [p for c in shown for p in (point.e2el_ms.get("p99") for point in c.latency) if p]
     if not values:
@@ -257,8 +259,11 @@ def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> li
     rates = sorted({point.rate for candidate in shown for point in candidate.latency})
     low, high = math.log10(min(values) * 0.8), math.log10(max(values) * 1.35)
 
+    first, last = math.log10(rates[0]), math.log10(rates[-1])
+
     def x(rate: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * rate / rates[-1]
+        share = (math.log10(rate) - first) / (last - first) if last > first else 0.5
+        return LEFT + INSET + (WIDTH - LEFT - RIGHT - 2 * INSET) * share
 
     def y(value: float) -> float:
         share = (math.log10(value) - low) / (high - low)
@@ -307,7 +312,7 @@ def short_ms(value: float | None) -> str:
     if value is None:
         return "–"
     if value >= 10_000:
-        return f"{value / 1000:.0f} s"
+        return f"{value / 1000:.1f} s".replace(".0 s", " s")
     if value >= 1000:
         return f"{value / 1000:.2f} s".replace(".00 s", " s")
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"

@@ -344,6 +344,16 @@ def test_infeasible_names_the_engines_reason_once() -> None:
     assert results[0].candidate == 0.72
 
 
+def test_serving_evidence_of_another_bundle_is_invalid() -> None:
+    for broken in (
+        CandidateEvidence("c", accuracy=accuracy("c"), serving=serving("x", False, "no")),
+        CandidateEvidence("c", accuracy=accuracy("c"), unreadable={"serving": "not JSON"}),
+    ):
+        result = judge(rule(), broken, CandidateEvidence("t", accuracy=accuracy("t")))
+        assert result.result is Verdict.INVALID
+        assert "serving evidence" in result.reason
+
+
 def gate(verdict: Verdict, tier: str = "critical") -> GateResult:
     return GateResult(
         name=f"g_{verdict}".lower(),

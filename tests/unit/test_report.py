@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from registry import report
+from registry.digests import digest_of
 from registry.evidence import LoadPoint, percentiles
 from registry.outcome import (
     CandidateOutcome,
@@ -122,7 +123,7 @@ def candidate(
     refused = [f"{g.name} {g.result}: {g.reason}" for g in gates if g.result is not Verdict.PASS]
     return CandidateOutcome(
         name=name,
-        bundle=f"{abs(hash(name)):064x}"[:64],
+        bundle=digest_of(name),
         verdict=Verdict.FAIL if refused else Verdict.PASS,
         reasons=refused,
         gates=gates,
@@ -315,11 +316,11 @@ def test_page_tells_the_whole_story(written: Path) -> None:
     for words in (
         "w8a8_int8_eagle3 promoted as freight-assistant version 4",
         "before it version 3",
-        "point estimates",
+        "Point estimates, no bound yet",
         "cpu_gemm_wna16",
         "keeps only",
         "SLA 2.50 s",
-        "failed requests",
+        "no P99: too many requests failed",
         "Draft off and on",
         "customer_zh",
         "您好，订单FH-20871正在查询。",
@@ -398,4 +399,4 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 def test_milliseconds() -> None:
     shown = [report.short_ms(value) for value in (None, 0.512, 87.2, 1000.0, 1234.5, 12_345.0)]
-    assert shown == ["–", "0.51 ms", "87 ms", "1 s", "1.23 s", "12 s"]
+    assert shown == ["–", "0.51 ms", "87 ms", "1 s", "1.23 s", "12.3 s"]
