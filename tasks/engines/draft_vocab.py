@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from registry.errors import UserError
 
@@ -59,12 +61,10 @@ def first_fault(
             )
     draftable = [target for target, flag in enumerate(t2d) if flag]
     if targets != draftable:
-        pairs = zip(targets, draftable, strict=False)
-        differing = (i for i, (target, flagged) in enumerate(pairs) if target != flagged)
-        first = next(differing, min(len(targets), len(draftable)))
-        flagged = draftable[first] if first < len(draftable) else "nothing"
-        target = targets[first] if first < len(targets) else "nothing"
-        return f"d2t and t2d disagree: draft id {first} -> {target} by d2t, -> {flagged} by t2d"
+        both = list(zip_longest(targets, draftable, fillvalue="nothing"))
+        first = next(i for i, (by_d2t, by_t2d) in enumerate(both) if by_d2t != by_t2d)
+        by_d2t, by_t2d = both[first]
+        return f"d2t and t2d disagree: draft id {first} -> {by_d2t} by d2t, -> {by_t2d} by t2d"
     if not set(end_of_turn_ids) & set(targets):
         ids = ", ".join(str(token) for token in sorted(end_of_turn_ids))
         return f"end-of-turn token {ids} cannot be drafted"
@@ -129,7 +129,7 @@ def end_of_turn_ids(target: Path) -> list[int]:
     raise UserError.at(target, "no eos_token_id in generation_config.json or config.json")
 
 
-def _json(path: Path) -> dict:  # type: ignore[type-arg]
+def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
