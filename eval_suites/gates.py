@@ -1,8 +1,8 @@
 """Gates: from evidence and a rule to a result. Pure functions; nothing here measures or waits.
 
 What is judged are point estimates: a mean against a mean. There is no bound around them yet, so
-a result close to its margin may be luck, and the report says so. The order of the checks is the contract: first whether the numbers exist and
-may be compared at all, then the comparison. A comparison with a missing or not-a-number value
+a result close to its margin may be luck, and the report says so. The order of the checks is the
+contract: first whether the numbers exist and may be compared at all, then the comparison. A comparison with a missing or not-a-number value
 would be false, and false must never read as "no loss".
 """
 
@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from eval_suites.schema import GateRule
 from registry.errors import UserError
 from registry.evidence import (
+    SUMMARY,
     AccuracyEvidence,
     LatencyEvidence,
     LoadPoint,
@@ -86,8 +89,15 @@ class CandidateEvidence:
                 continue
             try:
                 evidence = read_summary(folder)
+                # Reading makes numbers of "0.71" and true; for a gate those are no numbers.
+                type(evidence).model_validate_json((folder / SUMMARY).read_bytes(), strict=True)
             except UserError as error:
                 unreadable[kind] = error.problems[0].where + ": " + error.problems[0].what
+                continue
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(str(part) for part in first["loc"])
+                unreadable[kind] = f"{folder / SUMMARY}: {place}: {first['msg']}"
                 continue
             if evidence.kind == kind:
                 found[kind] = evidence

@@ -418,13 +418,15 @@ def test_evidence_that_cannot_be_read_is_a_reason(tmp_path: Path) -> None:
         assert words in result.reason
 
 
-def test_nan_in_an_evidence_file_is_invalid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "null", "true", '"0.72"'])
+def test_what_is_no_number_in_a_file_is_invalid(tmp_path: Path, value: str) -> None:
     write_summary(tmp_path, accuracy("c"))
     path = tmp_path / "summary.json"
-    path.write_text(path.read_text().replace("0.72", "NaN"))
+    path.write_text(path.read_text().replace("0.72", value))
     own = CandidateEvidence.read("c", accuracy=tmp_path)
     result = judge(rule(), own, CandidateEvidence("t", accuracy=accuracy("t")))
     assert result.result is Verdict.INVALID
+    assert "hit_rate" in result.reason
 
 
 @pytest.mark.parametrize("name", ["demo", "label", "smoke"])
