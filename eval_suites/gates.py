@@ -2,8 +2,9 @@
 
 What is judged are point estimates: a mean against a mean. There is no bound around them yet, so
 a result close to its margin may be luck, and the report says so. The order of the checks is the
-contract: first whether the numbers exist and may be compared at all, then the comparison. A comparison with a missing or not-a-number value
-would be false, and false must never read as "no loss".
+contract: first whether the numbers exist and may be compared at all, then the comparison. A
+comparison with a missing or not-a-number value would be false, and false must never read as "no
+loss".
 """
 
 from __future__ import annotations
