@@ -51,6 +51,12 @@ LOOPBACK_ENV = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 
 PORT_TRIES = 3
 
+ANSWER_TIMEOUT = 30.0
+"""Seconds for /health, /metrics and /version; an engine that takes longer counts as dead."""
+
+LAST_WORDS_WAIT = 10.0
+"""Seconds for a dying engine to write why: vLLM's front ends itself within 5."""
+
 
 # -- the command line ------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ _PREFIX = re.compile(
 )
 """`(EngineCore pid=12) ERROR 11-29 21:17:06 [core.py:1510] `, any part of it."""
 
-_RAISED = re.compile(r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception)): ?(?P<text>.*)")
+_RAISED = re.compile(r"^(?P<kind>(?:\w+\.)*\w*(?:Error|Exception))(?:: ?(?P<text>.*))?$")
 
 _FOLLOW_UPS = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered"
@@ -123,6 +129,7 @@ _INFEASIBLE = re.compile(
     r"_C\w*' (?:object )?has no attribute"  # a kernel that this build or this CPU lacks
     r"|NotImplementedError"
     r"|not (?:currently |yet )?supported|(?:does|do) not support|unsupported|not implemented for"
+    r"|unknown quantization method|does not recognize this architecture"
     r"|no kernel image is available|(?:failed to find|no) (?:a |valid |suitable )?(?:\w+ )?kernel"
     r"|(?:minimum|compute) capability"
     r"|could not run '[\w:.]+' with arguments from"
@@ -168,7 +175,7 @@ def _causes(log: str) -> Iterator[str]:
             continue
         if "validation error" in line:
             yield _validation_error(lines[index : index + 4])
-        elif not raised["text"].strip() and raised["kind"].endswith("NotImplementedError"):
+        elif not (raised["text"] or "").strip():
             yield f"{raised['kind']} in {_frame_above(lines, index)}"
         else:
             yield line.strip()
@@ -265,6 +272,13 @@ class VllmServer:
         self._where = where
         self._tree: ProcessTree | None = None
         self._log_start = 0
+        # No proxy from the environment stands between this machine and itself, and plain HTTP
+        # needs no certificates (loading them took longer than the request).
+        self._client = httpx.Client(
+            trust_env=False,
+            verify=False,
+            headers={"Authorization": f"Bearer {self.api_key}"},
+        )
 
     def __repr__(self) -> str:
         return f"VllmServer({self.served_name!r}, {self.url!r})"
@@ -352,13 +366,8 @@ class VllmServer:
         """
         if self._started.poll() is not None:
             self._raise_death("ended")
-        try:
-            healthy = self._get("/health").status_code == 200
-        except httpx.HTTPError:
-            healthy = False
-        if not healthy:
-            # The engine's traceback reaches the log a moment later than its death the caller.
-            wait_until(lambda: self._started.poll() is not None, timeout=10.0)
+        if not self._healthy():
+            wait_until(lambda: self._started.poll() is not None, LAST_WORDS_WAIT)
             self._raise_death("is no longer healthy")
 
     # -- parts -----------------------------------------------------------------------------
@@ -383,9 +392,14 @@ class VllmServer:
             handle.seek(self._log_start)
             return handle.read().decode("utf-8", errors="replace")
 
-    def _get(self, path: str) -> httpx.Response:
-        # No proxy from the environment stands between this machine and itself.
-        return httpx.get(f"{self._root}{path}", timeout=30.0, trust_env=False)
+    def _get(self, path: str, timeout: float = ANSWER_TIMEOUT) -> httpx.Response:
+        return self._client.get(f"{self._root}{path}", timeout=timeout)
+
+    def _healthy(self, timeout: float = ANSWER_TIMEOUT) -> bool:
+        try:
+            return self._get("/health", timeout).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def _wait_until_listening(self, deadline: float, *, retry_port: bool) -> bool:
         """True when /health answers 200; False when another process took the port first."""
@@ -394,11 +408,8 @@ class VllmServer:
                 if retry_port and _PORT_TAKEN.search(root_cause(self._own_log())):
                     return False
                 self._raise_death("ended while it started")
-            try:
-                healthy = self._get("/health").status_code == 200
-            except httpx.HTTPError:
-                healthy = False
-            if healthy and listens(self._started.pid, self.port):
+            # Short: whoever has the port in our place may never answer.
+            if self._healthy(timeout=2.0) and listens(self._started.pid, self.port):
                 return True
             if time.monotonic() > deadline:
                 self._raise_death(
@@ -416,12 +427,10 @@ class VllmServer:
         ]
         for path, body in asked:
             try:
-                response = httpx.post(
+                response = self._client.post(
                     f"{self.url}{path}",
                     json={**common, **body},
-                    headers={"Authorization": f"Bearer {self.api_key}"},
                     timeout=max(1.0, deadline - time.monotonic()),
-                    trust_env=False,
                 )
             except httpx.HTTPError:
                 break
@@ -429,8 +438,7 @@ class VllmServer:
                 return
             if response.status_code not in (400, 404):
                 break
-        # vLLM ends itself within 5 s when its engine is dead; until then the log grows.
-        wait_until(lambda: self._started.poll() is not None, timeout=10.0)
+        wait_until(lambda: self._started.poll() is not None, LAST_WORDS_WAIT)
         self._raise_death("answered /health but generated no token")
 
     def _raise_death(self, what: str) -> NoReturn:
