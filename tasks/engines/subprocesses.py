@@ -2,9 +2,10 @@
 
 Every child is started in its own session and noted in a file under `PILOTAGE_HOME/run` with its
 creation time. Ending it is polite first (SIGTERM to the whole tree), hard after `stop_grace`
-seconds, and reaches children that were orphaned by a parent that died first: they are found by
-the marker that each of our processes carries in its environment. A later run ends what a crashed
-run left behind, and only that: a process whose marker or creation time differs is not ours.
+seconds, and reaches children that were orphaned by a parent that died first. Those are found by
+the marker that each of our processes carries in its environment, or, because a process that sets
+its own title (vLLM's engine does) overwrites its environment, by being in our session and writing
+to our log. A later run ends what a crashed run left behind, and only that.
 """
 
 from __future__ import annotations
@@ -65,10 +66,7 @@ class ProcessTree:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._note.parent.mkdir(parents=True, exist_ok=True)
         # Noted before the start: a crash between the two leaves a note that matches nothing.
-        # Renamed into place: another run that looks for leftovers removes a half-written note.
-        partial = self._note.with_suffix(".partial")
-        partial.write_text(json.dumps({"owner": _identity(os.getpid()), "marker": self.marker}))
-        partial.rename(self._note)
+        self._write_note()
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
@@ -80,6 +78,19 @@ class ProcessTree:
                 start_new_session=True,
             )
         self._root = psutil.Process(self.process.pid)
+        self._write_note()
+
+    def _write_note(self) -> None:
+        note = {
+            "owner": _identity(os.getpid()),
+            "marker": self.marker,
+            "session": self.process.pid if self.process else None,
+            "log": str(self.log.resolve()),
+        }
+        # Renamed into place: another run that looks for leftovers removes a half-written note.
+        partial = self._note.with_suffix(".partial")
+        partial.write_text(json.dumps(note))
+        partial.rename(self._note)
 
     @property
     def pid(self) -> int:
@@ -123,8 +134,10 @@ class ProcessTree:
         self._note.unlink(missing_ok=True)
 
     def _members(self) -> list[psutil.Process]:
-        """The front, its descendants, and whatever else carries the marker."""
-        tree = {process.pid: process for process in _marked(self.marker)}
+        """The front, its descendants, and whatever else is ours by `_ours`."""
+        session = self.process.pid if self.process else None
+        found = _ours(self.marker, session, str(self.log.resolve()))
+        tree = {process.pid: process for process in found}
         # A front that ended and was waited for has given its process id back: whoever has it
         # now is not ours. psutil compares the creation time.
         if self._root is not None and self._root.is_running():
@@ -217,14 +230,14 @@ def end_leftovers() -> list[int]:
     for note in sorted(settings().run_dir.glob("*.json")):
         try:
             content = json.loads(note.read_text())
-            owner, marker = content["owner"], content["marker"]
-            owner_lives = _identity(owner["pid"]) == owner
+            marker, session, log = content["marker"], content["session"], content["log"]
+            owner_lives = _identity(content["owner"]["pid"]) == content["owner"]
         except (OSError, ValueError, KeyError, TypeError):
             note.unlink(missing_ok=True)
             continue
         if owner_lives:
             continue
-        leftovers = _marked(marker)
+        leftovers = _ours(marker, session, log)
         ended += [process.pid for process in leftovers]
         end_processes(leftovers, settings().stop_grace)
         note.unlink(missing_ok=True)
@@ -240,17 +253,26 @@ def _identity(pid: int) -> dict[str, float | int] | None:
     return {"pid": pid, "start": int(fields[19])}
 
 
-def _marked(marker: str) -> list[psutil.Process]:
-    """Every live process that carries the marker, whoever its parent is now."""
+def _ours(marker: str, session: int | None, log: str) -> list[psutil.Process]:
+    """Every live process of a tree, whoever its parent is now.
+
+    The session is the process id of the tree's front: it is not given to another process while
+    anything lives in the session. Being in it counts only together with our log as output.
+    """
     wanted = f"{MARKER}={marker}".encode()
     found = []
     for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
         try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") or (
+                session is not None
+                and os.getsid(process.pid) == session
+                and log in {str(Path(f"/proc/{process.pid}/fd/{n}").readlink()) for n in (1, 2)}
+            ):
+                found.append(process)
         except OSError:
             continue
-        if wanted in environment.split(b"\0") and process.pid != os.getpid():
-            found.append(process)
     return found
 
 

@@ -32,7 +32,8 @@ pathlib.Path(sys.argv[1] + ".up").touch()
 while True:
     time.sleep(1)
 '''
-child = subprocess.Popen([sys.executable, "-c", engine, pidfile])
+environment = {} if "--titled" in sys.argv else None
+child = subprocess.Popen([sys.executable, "-c", engine, pidfile], env=environment)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -48,7 +49,11 @@ with open(pidfile + ".partial", "w") as out:
 os.rename(pidfile + ".partial", pidfile)
 server.serve_forever()
 """
-"""A front that serves HTTP and an engine that refuses SIGTERM and outlives its front."""
+"""A front that serves HTTP and an engine that refuses SIGTERM and outlives its front.
+
+With `--titled` the engine's environment is empty: vLLM's engine sets its process title, which
+overwrites what /proc shows of it.
+"""
 
 GRACE = 1.0
 
@@ -56,14 +61,14 @@ GRACE = 1.0
 class Stubborn:
     """One such server's files and process ids."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.pidfile = folder / "pids.json"
         self.log = folder / "server.log"
         script = folder / "server.py"
         script.write_text(SERVER)
-        self.command = [sys.executable, str(script), str(self.port), str(self.pidfile)]
+        self.command = [sys.executable, str(script), str(self.port), str(self.pidfile), *flags]
 
     def wait(self) -> None:
         assert wait_until(self.pidfile.exists, 30, every=0.05), self.log.read_text()
@@ -99,9 +104,9 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     settings.cache_clear()
 
 
-@pytest.fixture
-def stubborn(tmp_path: Path) -> Iterator[Stubborn]:
-    server = Stubborn(tmp_path / "ours")
+@pytest.fixture(params=[(), ("--titled",)], ids=["plain", "titled"])
+def stubborn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stubborn]:
+    server = Stubborn(tmp_path / "ours", *request.param)
     yield server
     if server.pidfile.exists():
         for pid in server.pids.values():
@@ -192,7 +197,7 @@ def test_leftovers_of_a_crashed_owner_are_ended_by_the_next_run(
 
 def test_a_note_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     settings().run_dir.mkdir(parents=True)
-    for name, content in {"a": "{", "b": "[]", "c": '{"owner": null, "marker": "x"}'}.items():
+    for name, content in {"a": "{", "b": "[]", "c": '{"owner": null}'}.items():
         (settings().run_dir / f"{name}.json").write_text(content)
     assert end_leftovers() == []
     assert notes() == []
