@@ -1,0 +1,328 @@
+"""The files beside a model's weights: is what was written next to them still the same?
+
+A derived model (merged, quantized, pruned) must talk as its parent does. Depending on the library
+version a chat template lies in `tokenizer_config.json` or in `chat_template.jinja`, and a tool
+that looks in one place only finds none or takes a default one. Here both places count, what is
+compared is the *rendered* text (and, where the tokenizer loads, its token ids), and nothing is
+ever put in place of a missing file.
+
+Weights are safetensors only, and a folder that asks for its own Python code is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from registry.errors import Problem, StageFailed
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+SIDE_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    TEMPLATE_FILE,
+    "generation_config.json",
+)
+"""What travels with the weights, byte for byte, whenever a model is derived from another."""
+
+PROBES: tuple[tuple[Conversation, bool], ...] = (
+    (({"role": "user", "content": "Where is order 4711? 运费多少？"},), True),
+    (
+        (
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": " Hello\n"},
+            {"role": "assistant", "content": "Hi."},
+            {"role": "user", "content": "再见"},
+        ),
+        True,
+    ),
+    (({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}), False),
+)
+"""Conversations (and whether the assistant is asked to answer) that tell two templates apart."""
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def render(
+    folder: Path | str, conversation: Conversation, *, add_generation_prompt: bool = True
+) -> str:
+    """`conversation` as the text that the model in `folder` is given.
+
+    Raises `StageFailed` for a folder without a chat template or with two different ones.
+    """
+    root = Path(folder)
+    template = _template(root, f"{root}")
+    return _rendered(template, _special_tokens(root), conversation, add_generation_prompt)
+
+
+def check_side_files(folder: Path | str, reference: Path | str, stage: str) -> None:
+    """Refuse `folder`, written by `stage`, unless it talks exactly as `reference` does.
+
+    Raises `StageFailed` naming folder, file and stage: no tokenizer files, no chat template, two
+    different chat templates, another rendering, other token ids for the same text.
+    """
+    root, parent = Path(folder), Path(reference)
+    wanted = _template(parent, f"{parent} (what {stage} started from)")
+    found = _template(root, f"{root}, written by stage {stage}")
+    if problem := tokenizer_problem(root):
+        raise StageFailed(Problem(f"{root}, written by stage {stage}", problem))
+    for conversation, prompt in PROBES:
+        expected = _outcome(wanted, _special_tokens(parent), conversation, prompt)
+        rendered = _outcome(found, _special_tokens(root), conversation, prompt)
+        if rendered != expected:
+            raise StageFailed(
+                Problem(
+                    f"{root}, written by stage {stage}",
+                    f"the chat template ({_template_places(root)}) renders {rendered!r} where "
+                    f"that of {parent} renders {expected!r}",
+                    f"copy the side files of {parent} unchanged",
+                )
+            )
+        ids, expected_ids = _token_ids(root, rendered), _token_ids(parent, expected)
+        if None not in (ids, expected_ids) and ids != expected_ids:
+            raise StageFailed(
+                Problem(
+                    f"{root / 'tokenizer.json'}, written by stage {stage}",
+                    f"other token ids than {parent} for {rendered!r}: {ids} and {expected_ids}",
+                    f"copy the side files of {parent} unchanged",
+                )
+            )
+
+
+def check_weights(folder: Path | str, stage: str) -> None:
+    """Refuse a folder that is not plain safetensors weights with a standard architecture.
+
+    Raises `StageFailed`: not a model folder, pickled weights, no safetensors, own Python code.
+    """
+    root = Path(folder)
+    if not (root / CONFIG).is_file():
+        raise StageFailed(Problem(str(root), f"no {CONFIG}: not a model folder (stage {stage})"))
+    problems = [
+        Problem(
+            str(path),
+            f"pickled weights are not accepted (stage {stage})",
+            "save the model with `save_pretrained`, which writes safetensors",
+        )
+        for path in sorted(root.iterdir())
+        if path.suffix in _PICKLES
+    ]
+    if not any(root.glob("*.safetensors")):
+        problems.append(Problem(str(root), f"no *.safetensors file (stage {stage})"))
+    for name in (CONFIG, TOKENIZER_CONFIG):
+        if "auto_map" in _json(root / name):
+            problems.append(
+                Problem(
+                    str(root / name),
+                    f"`auto_map` asks for Python code from the folder (stage {stage})",
+                    "use a model whose architecture transformers knows; "
+                    "trust_remote_code is never on",
+                )
+            )
+    if problems:
+        raise StageFailed(problems)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file, from its header: dtype as the format spells it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    """Bytes."""
+
+
+def stored_tensors(folder: Path | str) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's safetensors files by name; only the headers are read.
+
+    The format: 8 bytes little-endian length of a JSON header, the header, the data
+    (https://huggingface.co/docs/safetensors).
+    """
+    tensors = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, end = entry["data_offsets"]
+                tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), end - first)
+    return tensors
+
+
+def copy_side_files(source: Path, target: Path) -> list[str]:
+    """Copy tokenizer, chat template and generation defaults unchanged; the names copied."""
+    copied = [name for name in SIDE_FILES if (source / name).is_file()]
+    for name in copied:
+        shutil.copyfile(source / name, target / name)
+    return copied
+
+
+def end_token_ids(folder: Path | str) -> list[int]:
+    """The ids that end a generation: of `generation_config.json`, else of `config.json`.
+
+    That order is the engines' own. The tokenizer's `eos_token` is not asked: SmolLM2's GGUF names
+    the token that *opens* a turn there. Empty when neither file says.
+    """
+    root = Path(folder)
+    for name in ("generation_config.json", CONFIG):
+        ids = _json(root / name).get("eos_token_id")
+        if ids is not None:
+            return sorted(ids) if isinstance(ids, list) else [ids]
+    return []
+
+
+def tokenizer_problem(root: Path) -> str | None:
+    """What is wrong with the tokenizer's files; None when nothing is."""
+    whole = ("tokenizer.json", "tokenizer.model")
+    pair = all((root / name).is_file() for name in ("vocab.json", "merges.txt"))
+    if not pair and not any((root / name).is_file() for name in whole):
+        return "no tokenizer files (tokenizer.json, or vocab.json with merges.txt)"
+    if not (root / TOKENIZER_CONFIG).is_file():
+        return f"no {TOKENIZER_CONFIG}"
+    return None
+
+
+# -- templates -------------------------------------------------------------------------------
+
+
+def _template(root: Path, where: str) -> str:
+    """The folder's one chat template. Two places are fine when both render the same."""
+    if not root.is_dir():
+        raise StageFailed(Problem(where, "no such folder"))
+    if not any((root / name).is_file() for name in (*SIDE_FILES[:3], "vocab.json")):
+        raise StageFailed(Problem(where, tokenizer_problem(root) or "no tokenizer files"))
+    found = _templates(root)
+    if not found:
+        raise StageFailed(
+            Problem(
+                where,
+                f"no chat template (neither in {TOKENIZER_CONFIG} nor in {TEMPLATE_FILE})",
+                "write the template that the model was trained with; no default is ever used",
+            )
+        )
+    first, *others = found.values()
+    tokens = _special_tokens(root)
+    for other in others:
+        for conversation, prompt in PROBES:
+            one = _outcome(first, tokens, conversation, prompt)
+            two = _outcome(other, tokens, conversation, prompt)
+            if one != two:
+                raise StageFailed(
+                    Problem(
+                        where,
+                        f"two different chat templates: {TOKENIZER_CONFIG} renders {one!r}, "
+                        f"{TEMPLATE_FILE} renders {two!r}",
+                        "remove the one that was not used in training",
+                    )
+                )
+    return first
+
+
+def _templates(root: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    inside = _json(root / TOKENIZER_CONFIG).get("chat_template")
+    if isinstance(inside, list):  # several named ones; engines take `default`
+        inside = {entry["name"]: entry["template"] for entry in inside}.get("default")
+    if inside:
+        found[TOKENIZER_CONFIG] = inside
+    if (root / TEMPLATE_FILE).is_file():
+        found[TEMPLATE_FILE] = (root / TEMPLATE_FILE).read_text(encoding="utf-8")
+    return found
+
+
+def _template_places(root: Path) -> str:
+    return " and ".join(_templates(root))
+
+
+def _outcome(
+    template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
+) -> str:
+    """The rendering, or the template's own refusal (some accept no system message)."""
+    from jinja2 import TemplateError
+
+    try:
+        return _rendered(template, tokens, conversation, prompt)
+    except TemplateError as error:
+        return f"refused: {error}"
+
+
+def _rendered(
+    template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
+) -> str:
+    """Render as transformers does (`transformers/utils/chat_template_utils.py`, 5.17)."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    # `{% generation %}` marks the assistant's part for trainers and renders nothing itself. Its
+    # line and blanks go by the same rules as any block's, so it becomes one that does nothing.
+    neutral = re.sub(r"\{%(-?)\s*generation\s*(-?)%\}", r"{%\1 if true \2%}", template)
+    neutral = re.sub(r"\{%(-?)\s*endgeneration\s*(-?)%\}", r"{%\1 endif \2%}", neutral)
+    return environment.from_string(neutral).render(
+        messages=list(conversation), add_generation_prompt=prompt, **tokens
+    )
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _special_tokens(root: Path) -> dict[str, str]:
+    """`{"eos_token": "<|end|>", ...}`; a token may be written as text or as `{"content": ...}`."""
+    config = _json(root / TOKENIZER_CONFIG)
+    written = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name)}
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in written.items()
+    }
+
+
+def _token_ids(root: Path, text: str) -> list[int] | None:
+    """Token ids of `text`; None where the tokenizer is not one file or cannot be loaded."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(root / "tokenizer.json"))
+    except Exception:  # the library raises plain `Exception` for missing and unreadable files
+        return None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StageFailed(Problem(str(path), f"cannot be read as JSON: {error}")) from None
+    return content
