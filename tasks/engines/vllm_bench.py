@@ -59,7 +59,12 @@ class VllmBench:
         self._job = log.with_suffix(".job.json")
         self._result = log.with_suffix(".result.json")
         self._tree = ProcessTree(
-            [str(python or settings().serve_python), str(SCRIPT), self._job, self._result],
+            [
+                str(python or settings().serve_python),
+                str(SCRIPT),
+                str(self._job),
+                str(self._result),
+            ],
             log=log,
             env={
                 "OPENAI_API_KEY": api_key,

@@ -131,7 +131,9 @@ def checked(serve, rows, timeout):  # type: ignore[no-untyped-def]
             output.success = False
             output.error = "the stream ended without a token count"
         if not output.success:
-            output.error = output.error or "failed without a reason"
+            # The client keeps whole tracebacks; the last line says what was raised.
+            last = output.error.strip().rpartition("\n")[2]
+            output.error = last or "failed without a reason"
         return output
 
     serve.ASYNC_REQUEST_FUNCS["openai-chat"] = ask_checked
@@ -148,7 +150,7 @@ def counters(url):  # type: ignore[no-untyped-def]
             text = reply.read().decode("utf-8")
     except (urllib.error.URLError, OSError):
         return {}
-    found = {}
+    found: dict[str, float] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in COUNTERS:
