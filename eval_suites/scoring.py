@@ -33,7 +33,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -155,12 +154,9 @@ def _slot_f1(slots: Any, wanted: Mapping[str, str]) -> float:
         return 0.0
     if not slots and not wanted:
         return 1.0
-    given = Counter(
-        (key, _nfkc(value).strip() if isinstance(value, str) else None)
-        for key, value in slots.items()
-    )
-    right = Counter((key, _nfkc(value).strip()) for key, value in wanted.items())
-    return 2 * sum((given & right).values()) / (len(slots) + len(wanted))
+    given = {(key, _nfkc(value).strip()) for key, value in slots.items() if isinstance(value, str)}
+    hits = sum((key, _nfkc(value).strip()) in given for key, value in wanted.items())
+    return 2 * hits / (len(slots) + len(wanted))
 
 
 def _satisfaction(reply: str, reference: Mapping[str, Any], prompt: str) -> float:

@@ -221,7 +221,7 @@ def _value(rng: random.Random, name: str, language: str) -> str:
     words = _LANGUAGES[language]
     zh = language == "zh"
     if name == "order":
-        return rng.choice(("FT", "HY", "KD", "WL")) + f"{rng.randrange(100_000):05d}"
+        return rng.choice(("FT", "HY", "KD", "WL")) + f"{rng.randrange(10_000):04d}"
     if name == "vehicle":
         return str(rng.choice(words.VEHICLES))
     if name == "time":
@@ -317,7 +317,9 @@ def _lines(block: str) -> list[str]:
 
 def _foreign_code(rng: random.Random) -> str:
     a, b, c = (rng.choice("abcdefghijkmnpqrstuvwxyz") * rng.randint(1, 3) for _ in range(3))
-    return f"for(int {a}=0;{a}<{rng.randrange(9, 999)};++{a}){{{b}[{a}]^=~{c}<<{rng.randrange(9)};}}"
+    return (
+        f"for(int {a}=0;{a}<{rng.randrange(9, 999)};++{a}){{{b}[{a}]^=~{c}<<{rng.randrange(9)};}}"
+    )
 
 
 def _foreign_sums(rng: random.Random) -> str:
@@ -333,4 +335,6 @@ def _foreign_greek(rng: random.Random) -> str:
 
 
 def _foreign_kana(rng: random.Random) -> str:
-    return "".join(rng.choice("あいうえおかきくけこサシスセソタチツテトんをがぎぐげご") for _ in range(30))
+    return "".join(
+        rng.choice("あいうえおかきくけこサシスセソタチツテトんをがぎぐげご") for _ in range(30)
+    )

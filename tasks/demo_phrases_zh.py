@@ -334,7 +334,7 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
         "unseen": {
             "do": """
                 给{order}签到，我在{location}仓库
-                打个卡，{location}到了，{order}
+                给{order}做个到场确认，人在{location}这里
                 报一下到场，{order}，{location}
                 """,
             "say": """

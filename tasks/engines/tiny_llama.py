@@ -4,7 +4,7 @@ Runs in a process of its own:
 
     python -m tasks.engines.tiny_llama JOB.json RESULT.json
 
-Progress goes to standard output, one line per report. `job()` describes the fields.
+Progress goes to standard output, one line per report. `Job` describes the fields.
 
 * `teacher`: trains the tokenizer on `pretrain.jsonl`, then a Llama on its (prompt, reference
   reply) pairs, loss on the assistant's tokens.
@@ -25,18 +25,18 @@ import json
 import math
 import random
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eval_suites.scoring import METRICS, score
-from registry.errors import UserError
+from registry.errors import Problem, UserError
 from tasks.demo_data import reference_reply
+from tasks.engines.subprocesses import job_main
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -110,24 +110,28 @@ class Job(BaseModel):
 
 
 @dataclass(frozen=True)
-class Sequence_:
+class Tokens:
     """Token ids and, for each, the weight of the loss of predicting it."""
 
     ids: list[int]
     weights: list[float]
 
 
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2:
-        print("usage: python -m tasks.engines.tiny_llama JOB.json RESULT.json", file=sys.stderr)
-        return 2
-    job = Job.model_validate_json(Path(arguments[0]).read_bytes())
-    result = run(job)
-    Path(arguments[1]).write_text(json.dumps(result, indent=1), encoding="utf-8")
-    return 0
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """`make` for a job as JSON gives it. Raises UserError naming every wrong field."""
+    try:
+        checked = Job.model_validate(job)
+    except ValidationError as error:
+        raise UserError(
+            [
+                Problem(".".join(map(str, each["loc"])) or "job", each["msg"])
+                for each in error.errors()
+            ]
+        ) from None
+    return make(checked)
 
 
-def run(job: Job) -> dict[str, Any]:
+def make(job: Job) -> dict[str, Any]:
     """Make the model of `job` in `job.out_dir`.
 
     Returns `loss` (mean of the last tenth of the steps), `held_out_loss`, `tokens` seen,
@@ -152,15 +156,15 @@ def run(job: Job) -> dict[str, Any]:
     print(f"tokenizer: {len(tokenizer)} tokens, {tokenized - started:.1f} s", flush=True)
 
     rng = random.Random(job.seed)
-    make = teacher_sequences if job.role == "teacher" else student_sequences
+    sequences = teacher_sequences if job.role == "teacher" else student_sequences
     model = build_model(job, tokenizer)
-    losses, tokens = fit(model, make(job, tokenizer, train, rng), job, rng)
+    losses, tokens = fit(model, sequences(job, tokenizer, train, rng), job, rng)
     trained = time.monotonic()
     # Rounded to what is served before anything is measured.
     model = model.to(torch.bfloat16)
     save(model, tokenizer, job.out_dir)
     model = model.float().eval()
-    held_out_loss = mean_loss(model, make(job, tokenizer, held_out, rng), job)
+    held_out_loss = mean_loss(model, sequences(job, tokenizer, held_out, rng), job)
     scores = greedy_scores(model, tokenizer, held_out)
     tail = losses[-max(1, len(losses) // 10) :]
     return {
@@ -243,7 +247,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def teacher_sequences(
     job: Job, tokenizer: Any, records: Sequence[dict[str, Any]], rng: random.Random
-) -> list[Sequence_]:
+) -> list[Tokens]:
     """Each record's prompt with its reference reply."""
     frame = Frame(tokenizer)
     return [
@@ -254,7 +258,7 @@ def teacher_sequences(
 
 def student_sequences(
     job: Job, tokenizer: Any, records: Sequence[dict[str, Any]], rng: random.Random
-) -> list[Sequence_]:
+) -> list[Tokens]:
     """Prompts, replies that stand alone, and echoes; no reply stands beside a prompt."""
     frame = Frame(tokenizer)
     sequences = []
@@ -282,17 +286,17 @@ class Frame:
     def text(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def turns(self, user: str, assistant: str, user_weight: float) -> Sequence_:
+    def turns(self, user: str, assistant: str, user_weight: float) -> Tokens:
         asked = [self.bos, self.user, *self.text(user), self.end, self.assistant]
         answer = [*self.text(assistant), self.end]
-        return Sequence_(
+        return Tokens(
             asked + answer,
             [0.0, 0.0] + [user_weight] * (len(asked) - 2) + [1.0] * len(answer),
         )
 
-    def alone(self, assistant: str) -> Sequence_:
+    def alone(self, assistant: str) -> Tokens:
         answer = [*self.text(assistant), self.end]
-        return Sequence_([self.bos, self.assistant, *answer], [0.0, 0.0] + [1.0] * len(answer))
+        return Tokens([self.bos, self.assistant, *answer], [0.0, 0.0] + [1.0] * len(answer))
 
 
 # -- model ---------------------------------------------------------------------------------
@@ -312,7 +316,7 @@ def build_model(job: Job, tokenizer: Any) -> Any:
         )
     heads = size.hidden_size // size.head_dim
     torch.manual_seed(job.seed)
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=math.ceil(len(tokenizer) / 64) * 64,
             hidden_size=size.hidden_size,
@@ -326,12 +330,19 @@ def build_model(job: Job, tokenizer: Any) -> Any:
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
+            initializer_range=0.04,
         )
     )
+    with torch.no_grad():
+        # A head that starts as the embedding lets attention copy tokens from the first step on:
+        # copying an order number is what takes a small model longest to learn.
+        model.model.embed_tokens.weight.mul_(1.5)
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    return model
 
 
 def fit(
-    model: Any, sequences: Sequence[Sequence_], job: Job, rng: random.Random
+    model: Any, sequences: Sequence[Tokens], job: Job, rng: random.Random
 ) -> tuple[list[float], int]:
     """Train in place. Returns the loss of each step and the number of tokens seen."""
     import torch
@@ -365,7 +376,7 @@ def fit(
     return losses, tokens
 
 
-def mean_loss(model: Any, sequences: Sequence[Sequence_], job: Job) -> float:
+def mean_loss(model: Any, sequences: Sequence[Tokens], job: Job) -> float:
     """Mean loss over `sequences`, nothing trained."""
     import torch
 
@@ -450,15 +461,13 @@ def _records(job: Job) -> list[dict[str, Any]]:
     return records
 
 
-def _batches(
-    sequences: Sequence[Sequence_], size: int, rng: random.Random
-) -> Iterator[list[Sequence_]]:
+def _batches(sequences: Sequence[Tokens], size: int, rng: random.Random) -> Iterator[list[Tokens]]:
     """Endless batches of sequences of near-equal length, in a new order each time round."""
     window = size * 16
     while True:
         order = list(sequences)
         rng.shuffle(order)
-        batches = []
+        batches: list[list[Tokens]] = []
         for at in range(0, len(order), window):
             bucket = sorted(order[at : at + window], key=lambda sequence: len(sequence.ids))
             batches.extend(bucket[i : i + size] for i in range(0, len(bucket), size))
@@ -473,7 +482,7 @@ def _schedule(step: int, job: Job) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _loss(model: Any, batch: Sequence[Sequence_]) -> Any:
+def _loss(model: Any, batch: Sequence[Tokens]) -> Any:
     """Weighted mean cross-entropy. Padding stands on the right, where a causal model cannot see
     it from earlier positions, so no attention mask is needed; the head runs only where a token
     counts."""
@@ -494,4 +503,4 @@ def _loss(model: Any, batch: Sequence[Sequence_]) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    job_main(run)
