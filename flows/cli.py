@@ -81,11 +81,18 @@ def validate(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    prove: Annotated[
+        bool, typer.Option(help="Prove each format with a token (minutes, once; then remembered).")
+    ] = True,
+    as_json: Json = False,
+) -> None:
     """Say what is installed and what this hardware can serve; for each problem, the repair."""
     from flows.rendering import doctor_document, doctor_text
+    from tasks.progress import configure_logging
 
-    document = doctor_document()
+    configure_logging()
+    document = doctor_document(prove)
     _print(document if as_json else doctor_text(document), as_json)
     if document["problems"]:
         raise typer.Exit(EXIT_REFUSED)

@@ -18,7 +18,7 @@ from registry.outcome import ReleaseOutcome
 from registry.settings import settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
-from tasks.progress import spell
+from tasks.progress import LOG, spell
 from tasks.stages import store
 
 TEXT_WIDTH = 110
@@ -176,6 +176,46 @@ def validate_files(paths: Sequence[Path]) -> int:
     return len(files)
 
 
+# -- doctor ----------------------------------------------------------------------------------
+
+
+def doctor_document(prove: bool) -> dict[str, Any]:
+    """What is installed, what the machine is, which formats it serves, and the problems.
+
+    `prove` starts a server per format once for this hardware and engine; later it is remembered.
+    """
+    from tasks.doctor import examine, serving_formats
+
+    checks = [check.model_dump() for check in examine()]
+    problems = [check for check in checks if check["state"] == "problem"]
+    formats: list[dict[str, Any]] | None = None
+    if prove and not any(check["area"] != "machine" for check in problems):
+        proved, _ = serving_formats(store(), on_progress=LOG.info)
+        formats = [one.model_dump() for one in proved]
+    return {"checks": checks, "formats": formats, "problems": problems}
+
+
+def doctor_text(document: dict[str, Any]) -> str:
+    table = Table(title="environments and machine")
+    for column in ("", "what", "found", "state"):
+        table.add_column(column, overflow="fold")
+    for check in document["checks"]:
+        table.add_row(check["area"], check["name"], check["found"], check["state"])
+    lines = [_text(table)]
+    if document["formats"] is None:
+        lines.append("formats this hardware serves: not asked")
+    else:
+        formats = Table(title="formats this hardware serves, each proved by a generated token")
+        for column in ("format", "served", "how, or why not"):
+            formats.add_column(column, overflow="fold")
+        for one in document["formats"]:
+            formats.add_row(one["format"], "yes" if one["served"] else "no", _proof(one))
+        lines.append(_text(formats))
+    for problem in document["problems"]:
+        lines.append(f"problem: {problem['name']}: {problem['found']}\n  {problem['remedy']}")
+    return "\n".join(lines)
+
+
 # -- parts -----------------------------------------------------------------------------------
 
 
@@ -184,6 +224,10 @@ def _text(table: Table) -> str:
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip()
+
+
+def _proof(served: dict[str, Any]) -> str:
+    return f"started in {spell(served['seconds'])}" if served["served"] else served["reason"]
 
 
 def _number(value: float | None) -> str:

@@ -166,7 +166,8 @@ def read_summary(folder: Path) -> Evidence:
     """The summary of an evidence folder. Raises `UserError` naming file, place and remedy."""
     path = folder / SUMMARY
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
     except OSError:
         raise UserError.at(path, "no such evidence", "name a folder with a summary.json") from None
     except ValueError as error:
@@ -175,7 +176,8 @@ def read_summary(folder: Path) -> Evidence:
     if kind not in _KINDS:
         raise UserError.at(path, f"kind {kind!r} is not one of {sorted(_KINDS)}", "measure again")
     try:
-        return _KINDS[kind].model_validate(content)  # type: ignore[return-value]
+        # Strict: a text "0.71" or a boolean is no number, and must not become one.
+        return _KINDS[kind].model_validate_json(text, strict=True)  # type: ignore[return-value]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

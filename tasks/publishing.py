@@ -29,6 +29,7 @@ from registry.promotion import (
     register_candidate,
 )
 from registry.provenance import provenance
+from registry.report import report_path, write_report
 from registry.settings import settings
 from registry.store import Absent
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, StageRecord, Tracker, asking_mlflow
@@ -36,6 +37,7 @@ from tasks.engines.vllm_server import command
 from tasks.judging import Measured, select
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.progress import LOG
+from tasks.reporting import report_details
 from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
 
 
@@ -147,7 +149,12 @@ def publish(
         finished_at=datetime.now(UTC),
         seconds=round(seconds, 1),
     )
-    return _with_report(records, outcome, todo, measured, teacher)
+    everyone = {"teacher": teacher, **by_name}
+    details = report_details(todo, everyone, teacher)
+    outcome = outcome.model_copy(update={"report": report_path(outcome)})
+    report = write_report(outcome, details)
+    records.finish(run, outcome, report)
+    return outcome
 
 
 def sla_rate(recipes: ResolvedRelease) -> float:
