@@ -20,6 +20,8 @@ RESULT: `rows`, `train_rows`, `held_out_rows`, `too_long` (rows left out), `last
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,10 +159,11 @@ def _train(
     trainable = sum(part.numel() for part in adapted.parameters() if part.requires_grad)
 
     rows = [{"input_ids": example.input_ids, "labels": example.labels} for example in examples]
+    scratch = tempfile.mkdtemp(prefix="pilotage-trainer-")
     trainer = Trainer(
         model=adapted,
         args=TrainingArguments(
-            output_dir=str(Path(job["out_dir"]) / "trainer"),
+            output_dir=scratch,  # nothing is saved there
             num_train_epochs=float(job["epochs"]),
             learning_rate=float(job["learning_rate"]),
             per_device_train_batch_size=int(job["batch_size"]),
@@ -185,7 +188,10 @@ def _train(
         ),
     )
     started = time.monotonic()
-    outcome = trainer.train()
+    try:
+        outcome = trainer.train()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     seconds = time.monotonic() - started
     tokens = round(sum(len(row["input_ids"]) for row in rows) * float(job["epochs"]))
     return adapted, {
