@@ -119,17 +119,27 @@ def serve(
 
 def main() -> None:
     """Entry point: turns our errors into messages and exit statuses."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app(standalone_mode=True)
     except PilotageError as error:
         for line in str(error).splitlines():
             print(f"pilotage: {line}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except BaseException:
+        # What Prefect raises while it is being stopped hides the reason: somebody asked for it.
+        if _stopped_by:
+            print("pilotage: stopped; finished stages are kept and reused", file=sys.stderr)
+            sys.exit(128 + _stopped_by[0])
+        raise
 
 
-def _terminated(number: int, frame: Any) -> None:
+_stopped_by: list[int] = []
+
+
+def _stop(number: int, frame: Any) -> None:
     # An exception, so that every `finally` ends its servers; the status is the shell's own.
+    _stopped_by.append(number)
     sys.exit(128 + number)
 
 

@@ -1,0 +1,68 @@
+"""What of the teacher's answers is kept: by the finish reason, never by the look of the text."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import StageFailed
+from tasks.engines.openai_chat import ChatResult
+from tasks.teacher_data import accepted_rows, account, classify
+
+
+def answer(name: str, text: str, finish: str | None, state: str = "done") -> ChatResult:
+    return ChatResult.model_validate(
+        {"id": name, "state": state, "text": text, "finish_reason": finish, "attempts": 1}
+    )
+
+
+ANSWERS = [
+    answer("t01", "Lisbon.", "stop"),
+    answer("t02", "1. Open the order page. 2. Print the", "length"),
+    answer("t03", "Danke.", "stop"),
+    answer("t04", "It covers two years from delivery.", "length"),
+    answer("t05", "Yes, within the EU.", "stop"),
+    answer("t06", "We open at nine.", None),
+    answer("t07", "", "content_filter"),
+    answer("t08", "4", "stop"),
+    answer("t09", "首先登录账户，然后并上", "length"),
+    answer("t10", "Hello!", "stop"),
+]
+
+
+def test_only_complete_answers_are_trained_on() -> None:
+    rows = [{"id": one.id, "segment": "s", "prompt": f"p {one.id}"} for one in ANSWERS]
+    kept = accepted_rows(rows, {one.id: one for one in ANSWERS})
+    assert [row["id"] for row in kept] == ["t01", "t03", "t05", "t08", "t10"]
+    assert kept[0]["messages"] == [
+        {"role": "user", "content": "p t01"},
+        {"role": "assistant", "content": "Lisbon."},
+    ]
+
+
+def test_too_many_cut_answers_end_the_stage_with_the_number() -> None:
+    with pytest.raises(StageFailed, match=r"3 of 10 answers \(30%\)") as caught:
+        account(ANSWERS, max_truncated_share=0.10)
+    assert "t02, t04, t09" in str(caught.value)
+
+
+def test_the_counts_add_up() -> None:
+    summary = account(ANSWERS, max_truncated_share=0.40)
+    assert summary["answers"] == {"accepted": 5, "content_filter": 1, "length": 3, "unknown": 1}
+    assert sum(summary["answers"].values()) == summary["asked"] == 10
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (answer("a", "  ", "stop"), "empty"),
+        (answer("a", "", None, "rejected"), "rejected"),
+        (answer("a", "text", "tool_calls"), "unknown"),
+    ],
+)
+def test_other_classes(result: ChatResult, expected: str) -> None:
+    assert classify(result) == expected
+
+
+def test_nothing_usable_is_an_error() -> None:
+    with pytest.raises(StageFailed, match="no answer was usable"):
+        account([answer("a", "", "stop")], max_truncated_share=1.0)
