@@ -11,8 +11,9 @@ from eval_suites import scoring
 from eval_suites.loader import TASKS_DIR
 from eval_suites.schema import AccuracySuite
 from registry.artifacts import ArtifactRef, Stage
-from registry.digests import digest_of_file, digest_of_folder
+from registry.digests import digest_of, digest_of_file, digest_of_folder
 from registry.provenance import driver_versions, engine_version
+from tasks.engines.model_files import chat_template
 from tasks.engines.subprocesses import run_job
 from tasks.serving import Served, ServedBundle
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
@@ -73,6 +74,9 @@ def measure_accuracy(
             "bundle": served.digest,
             "out_dir": str(folder),
         }
+        if isinstance(served, ServedBundle):
+            target = served.bundle.target.path
+            job["chat_template_digest"] = digest_of(chat_template(target, str(target)))
         env = {}
         if transformers:
             assert isinstance(served, ServedBundle), "the reference engine loads local weights"

@@ -69,7 +69,7 @@ def render(
     Raises `StageFailed` for a folder without a chat template or with two different ones.
     """
     root = Path(folder)
-    template = _template(root, f"{root}")
+    template = chat_template(root, f"{root}")
     return _rendered(template, _special_tokens(root), conversation, add_generation_prompt)
 
 
@@ -80,7 +80,7 @@ def check_side_files(folder: Path | str, reference: Path | str, stage: str) -> N
     different chat templates, another rendering, other token ids for the same text.
     """
     root, parent = Path(folder), Path(reference)
-    wanted = _template(parent, f"{parent} (what {stage} started from)")
+    wanted = chat_template(parent, f"{parent} (what {stage} started from)")
     found = _template(root, f"{root}, written by stage {stage}")
     if problem := tokenizer_problem(root):
         raise StageFailed(Problem(f"{root}, written by stage {stage}", problem))
@@ -203,7 +203,7 @@ def tokenizer_problem(root: Path) -> str | None:
 # -- templates -------------------------------------------------------------------------------
 
 
-def _template(root: Path, where: str) -> str:
+def chat_template(root: Path, where: str) -> str:
     """The folder's one chat template. Two places are fine when both render the same."""
     if not root.is_dir():
         raise StageFailed(Problem(where, "no such folder"))

@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_is_no_evidence(random_llama: Path, tmp_path:
     with (
         VllmBench("", log=tmp_path / "bench.log") as bench,
         pytest.raises(
-            InfrastructureError, match="no warm-up request was answered: .*Cannot connect"
+            InfrastructureError, match=r"no warm-up request was answered: .*Cannot connect"
         ),
     ):
         bench.measure(job)
