@@ -29,7 +29,7 @@ def report_details(
         for name, one in everyone.items()
         if one.accuracy is not None
     }
-    segments = {
+    segments: dict[str, dict[str, dict[str, float | None]]] = {
         metric: {
             str(segment): {
                 name: float(table.loc[table["segment"] == segment, metric].mean())

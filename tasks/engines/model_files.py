@@ -81,7 +81,7 @@ def check_side_files(folder: Path | str, reference: Path | str, stage: str) -> N
     """
     root, parent = Path(folder), Path(reference)
     wanted = chat_template(parent, f"{parent} (what {stage} started from)")
-    found = _template(root, f"{root}, written by stage {stage}")
+    found = chat_template(root, f"{root}, written by stage {stage}")
     if problem := tokenizer_problem(root):
         raise StageFailed(Problem(f"{root}, written by stage {stage}", problem))
     for conversation, prompt in PROBES:
