@@ -19,7 +19,8 @@ from eval_suites.loader import TASKS_DIR, load_accuracy
 from registry.errors import InfrastructureError, StageFailed, UserError
 from registry.evidence import AccuracyEvidence, read_summary
 from tasks.demo_data import generate, reference_reply
-from tasks.engines.lm_eval_run import ending, item_rows, mean, parse_answer, read_items
+from tasks.engines.lm_eval_models import ending, parse_answer
+from tasks.engines.lm_eval_run import item_rows, mean, read_items
 from tasks.engines.subprocesses import run_job
 
 Row = dict[str, Any]
