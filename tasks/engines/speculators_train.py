@@ -9,9 +9,12 @@ Result: see `train_draft`.
 What it learns from is made in `draft_states`; the model, its loss and its training loop are
 speculators' own.
 
-On the CPU all is float32 (bf16 is emulated there and about ten times slower) and speculators'
-own `Trainer` runs under `without_accelerator`. On CUDA its defaults hold: bf16, flex attention,
-fused losses. The CUDA path has not been run.
+The target answers in the dtype it is stored and served in. In float32 it would break its near
+ties otherwise than the server does: with such answers a draft's expected acceptance length was
+3.93 where vLLM measured 3.62 (3.57 expected with bfloat16 answers). A CPU without bf16
+instructions emulates them, about ten times slower. The draft is trained in float32 on the CPU,
+by speculators' own `Trainer` under `without_accelerator`. On CUDA its defaults hold: bf16, flex
+attention, fused losses. The CUDA path has not been run.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ PACK_TOKENS = 256
 and 8.0; attention over a pack is dense, and shorter packs are more optimizer steps. speculators'
 `sdpa` and `eager` attention cost the same here."""
 
-MIN_AGREEMENT = 0.98
+MIN_AGREEMENT = 0.9
 """Share of the target's own answer tokens that its recorded last states must reproduce through
-the draft's copy of norm and head. Lower means wrong states (another norm, another layer)."""
+the draft's copy of norm and head. Bfloat16's near ties cost about a percent; states of another
+layer or behind another norm reproduce next to nothing."""
 
 
 def train_draft(job: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +78,8 @@ def train_draft(job: dict[str, Any]) -> dict[str, Any]:
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     target_dir, out_dir = Path(job["target"]), Path(job["out_dir"])
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=dtype).to(device).eval()
-    stored_dtype = getattr(torch, json.loads((target_dir / "config.json").read_text())["dtype"])
+    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype="auto").to(device).eval()
+    stored_dtype = target.dtype
     end_ids = end_of_turn_ids(target_dir)
     clock.lap("load")
 
@@ -107,7 +111,7 @@ def train_draft(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="draft-") as scratch:
         history = fit(draft, train, held_out, job, Path(scratch), dtype)
         clock.lap("train")
-        best = read_draft(Path(scratch) / "checkpoint_best").to(device)
+        best = read_draft(Path(scratch) / "checkpoint_best", target_dir).to(device)
     steps = int(job["num_speculative_tokens"])
     scores = score(best, held_out, steps)
     clock.lap("score")
@@ -189,12 +193,13 @@ def new_draft(
     return draft.to(torch.float32)
 
 
-def read_draft(folder: Path) -> Any:
-    """A saved draft in float32, ready to propose for sequences of any length."""
+def read_draft(folder: Path, target: Path) -> Any:
+    """A saved draft of `target` in float32, ready to propose for sequences of any length."""
     import torch
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
     config = Eagle3SpeculatorConfig.from_pretrained(folder)
+    config.speculators_config.verifier.name_or_path = str(target)
     # Not stored in the config; the default (flex attention) takes whole blocks of tokens only.
     config.transformer_layer_config._attn_implementation = "sdpa"
     return Eagle3DraftModel.from_pretrained(folder, config=config).to(torch.float32).eval()
@@ -428,8 +433,8 @@ def save(draft: Any, dtype: Any, out_dir: Path) -> None:
 
     Two things that speculators adds are left out. The path of the target would make the same
     draft another artifact on every machine; vLLM is given target and draft side by side and does
-    not ask for it. A copy of the config class's source (with `auto_map`) is code, which no
-    server of ours runs.
+    not ask for it, speculators does (see `read_draft`). A copy of the config class's source
+    (with `auto_map`) is code, which no server of ours runs.
     """
     draft.config.speculators_config.verifier.name_or_path = None
     draft.to(dtype).save_pretrained(out_dir)

@@ -331,7 +331,7 @@ def test_result_and_checkpoint(trained: tuple[Path, dict[str, Any]], target: Pat
     assert result["truncated"] == 0
     assert result["layer_ids"] == [1, 2, 3]
     assert result["vocab_coverage"] > 0.95
-    assert result["target_agreement"] > 0.99
+    assert result["target_agreement"] > 0.95
     assert len(result["train_loss"]) == len(result["held_out_loss"]) == 4
     assert result["train_loss"][-1] < result["train_loss"][0]
     assert result["acceptance"] == sorted(result["acceptance"], reverse=True)
@@ -408,7 +408,7 @@ def test_engine_accepts_what_training_promised(
     length = 1 + counted["vllm:spec_decode_num_accepted_tokens_total"] / drafts
     assert drafts > 100
     assert length >= 2.0
-    assert length == pytest.approx(result["acceptance_length"], abs=0.35)
+    assert length == pytest.approx(result["acceptance_length"], abs=0.25)
 
 
 def served(target: Path, draft: Path | None, folder: Path) -> tuple[list[str], dict[str, float]]:
