@@ -1,0 +1,184 @@
+"""Every shipped quantize recipe through the real llmcompressor, on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from registry.errors import StageFailed
+from registry.settings import CHECKOUT
+from tasks.engines import compressor, model_files, quantization_plan, random_llama
+
+RECIPES = sorted((CHECKOUT / "recipes" / "quantize").glob("*.yaml"))
+FORMATS = {
+    "bf16": None,
+    "fp8_dynamic": "float-quantized",
+    "w8a8_int8": "int-quantized",
+    "w8a8_int8_static_foreign": "int-quantized",
+    "w4a16_gptq": "pack-quantized",
+    "w4a16_awq": "pack-quantized",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    random_llama.make({"out": str(folder), "seed": 0})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "calibration.jsonl"
+    rows = [
+        [
+            {"role": "user", "content": f"Where is order {number}? 运费多少？"},
+            {"role": "assistant", "content": f"Order {number} is on its way."},
+        ]
+        for number in range(4711, 4719)
+    ]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+def job(model: Path, out: Path, recipe: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "out_dir": str(out),
+        "recipe": recipe,
+        "calibration_file": None,
+        "samples": 8,
+        "max_length": 64,
+        "max_size_ratio": 0.55,
+        "threads": 1,
+        "seed": 0,
+        **changes,
+    }
+
+
+def simple(**args: Any) -> dict[str, Any]:
+    return {"quant_stage": {"quant_modifiers": {"QuantizationModifier": args}}}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
+def test_a_shipped_recipe_does_what_it_says(
+    path: Path, model: Path, texts: Path, tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load(path.read_text())
+    calibration = str(texts) if recipe.get("calibration") else None
+    changes = {"max_size_ratio": recipe.get("max_size_ratio"), "calibration_file": calibration}
+    before = model_files.stored_tensors(model)
+    result = compressor.run(job(model, tmp_path, recipe["recipe"], **changes))
+
+    assert result["format"] == FORMATS[path.stem]
+    assert result["found"] == result["planned"]
+    assert len(result["found"]) == (0 if path.stem == "bf16" else 14)
+    assert all(sample["text"] for sample in result["samples"])
+    model_files.check_side_files(tmp_path, model, "quantize")
+    # Nothing but the planned layers has changed, in value or in dtype.
+    after = model_files.stored_tensors(tmp_path)
+    rest = {
+        name: tensor
+        for name, tensor in before.items()
+        if name.rpartition(".")[0] not in result["found"]
+    }
+    assert {name: after[name] for name in rest} == rest
+
+
+def test_unquantized_weights_are_taken_over_unchanged(model: Path, tmp_path: Path) -> None:
+    result = compressor.run(job(model, tmp_path, None, max_size_ratio=None))
+    weights = "model.safetensors"
+    assert (tmp_path / weights).read_bytes() == (model / weights).read_bytes()
+    assert result["size_after"] == result["size_before"]
+
+
+def test_a_recipe_that_does_not_fit_is_refused_before_weights_are_loaded(
+    model: Path, texts: Path, tmp_path: Path
+) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 96}
+    groups = {"g": {"targets": ["Linear"], "weights": weights}}
+    refused = {
+        "0 of 15 linear layers match": simple(scheme="FP8_DYNAMIC", targets=["re:.*experts.*"]),
+        "match no module: lm-head": simple(scheme="FP8_DYNAMIC", ignore=["lm-head"]),
+        "input width 128, group size 96": simple(config_groups=groups, ignore=["lm_head"]),
+        "no preset": simple(scheme="FP9", ignore=["lm_head"]),
+    }
+    for message, recipe in refused.items():
+        with pytest.raises(StageFailed, match=message):
+            compressor.run(job(model, tmp_path / "out", recipe))
+    with pytest.raises(StageFailed, match="llmcompressor refuses it"):
+        compressor.run(job(model, tmp_path / "out", simple(scheme="FP8_DYNAMIC", nonsense=1)))
+    with pytest.raises(StageFailed, match="looks at data and there is none"):
+        compressor.run(job(model, tmp_path / "out", simple(scheme="FP8", ignore=["lm_head"])))
+    with pytest.raises(StageFailed, match="100 calibration samples were asked for, 8 rows"):
+        compressor.run(job(model, tmp_path / "out", None, calibration_file=str(texts), samples=100))
+
+
+def test_layers_that_are_not_in_the_files_fail_the_stage(model: Path, tmp_path: Path) -> None:
+    recipe = simple(scheme="FP8_DYNAMIC", ignore=["lm_head"])
+    compressor.run(job(model, tmp_path, recipe))
+    modules = compressor.module_list(model)
+    planned = quantization_plan.plan_recipe(recipe, modules).planned
+    with pytest.raises(StageFailed, match="lm_head"):
+        compressor.verify_written(model, tmp_path, [*planned, "lm_head"], modules, 0.55)
+    with pytest.raises(StageFailed, match="of their size before"):
+        compressor.verify_written(model, tmp_path, planned, modules, 0.5)
+    with pytest.raises(StageFailed, match="0 layers are quantized in the files"):
+        compressor.verify_written(model, model, planned, modules, 0.55)
+
+
+def test_modules_are_known_without_weights(model: Path, tmp_path: Path) -> None:
+    modules = {module.name: module for module in compressor.module_list(model)}
+    gate = modules["model.layers.0.mlp.gate_proj"]
+    assert (gate.out_width, gate.in_width, gate.tied_to) == (256, 128, None)
+    assert "Linear" in gate.classes
+    assert modules["lm_head"].tied_to is None
+    tied = tmp_path / "tied"
+    tied.mkdir()
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tied / "config.json").write_text(json.dumps(config))
+    modules = {module.name: module for module in compressor.module_list(tied)}
+    assert modules["lm_head"].tied_to == "model.embed_tokens"
+
+
+def test_group_sizes_are_those_of_the_installed_presets() -> None:
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    grouped = {
+        name: scheme["weights"].group_size
+        for name, scheme in PRESET_SCHEMES.items()
+        if scheme and scheme["weights"].strategy in ("group", "tensor_group")
+    }
+    assert grouped == quantization_plan.GROUPED_PRESETS
+    assert set(PRESET_SCHEMES) - set(grouped) == quantization_plan.UNGROUPED_PRESETS
+
+
+def test_pinning_still_fails_without_an_accelerator() -> None:
+    """When this fails, `compressor._no_pinning_without_accelerator` can go."""
+    import torch
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    if torch.accelerator.is_available():
+        pytest.skip("an accelerator is here; pinning works")
+    cache = IntermediatesCache(offload_device=None)
+    cache.append({"x": torch.zeros(2)})
+    with pytest.raises(RuntimeError, match="accelerator"):
+        cache.pin_memory(0)
+    with compressor._no_pinning_without_accelerator():
+        cache.pin_memory(0)
+
+
+def test_calibration_texts_carry_no_doubled_special_tokens(model: Path, texts: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = compressor._conversations(str(texts), 2, seed=0)
+    dataset, counted = compressor._calibration(rows, tokenizer, max_length=40)
+    assert counted == {"rows": 2, "tokens": 80, "cut": 2}
+    first = tokenizer.decode(dataset[0]["input_ids"])
+    assert first.startswith("<|user|>Where is order")
+    assert compressor._conversations(str(texts), 2, seed=1) != rows
