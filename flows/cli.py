@@ -39,6 +39,7 @@ def release(
     as_json: Json = False,
 ) -> None:
     """Run a release to a promoted version or a refusal with reasons."""
+    _prepare_prefect()
     from tasks.planning import plan, resolve
 
     overrides = assignments or []
@@ -48,9 +49,8 @@ def release(
         todo = plan(resolve(name, overrides, prompts))
         _print(plan_document(todo) if as_json else plan_table(todo), as_json)
         return
-    # Every mistake in a recipe is found before Prefect is even imported.
+    # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
-    _prepare_prefect()
     from flows.release import release_model
     from flows.rendering import outcome_text
     from flows.requests import ReleaseRequest
@@ -153,7 +153,8 @@ def _prepare_prefect() -> None:
         # The first start migrates the database; 20 s, the default, was missed on two cores.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "pilotage",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        # On the terminal our own lines say what happens; the UI still gets every line.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     for name, value in defaults.items():

@@ -82,7 +82,7 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     """Candidates with verdicts and reasons, what was promoted, and where to look."""
     table = Table(title=f"{outcome.name}: {outcome.verdict}")
     metrics = list(dict.fromkeys(name for one in outcome.candidates for name in one.metrics))
-    for column in ("candidate", "verdict", *metrics, "P99 E2EL", "why"):
+    for column in ("candidate", "verdict", *metrics, "P99 E2EL"):
         table.add_column(column, overflow="fold")
     for one in outcome.candidates:
         sla = next((gate for gate in one.gates if gate.metric == "latency.e2el_p99_ms"), None)
@@ -92,9 +92,10 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
             one.verdict.value,
             *(_number(one.metrics.get(name)) for name in metrics),
             slowest,
-            one.reasons[0] if one.reasons else "",
         )
     lines = [_text(table)]
+    for one in outcome.candidates:
+        lines += [f"  {one.name}: {reason}" for reason in one.reasons]
     if outcome.promoted is not None and outcome.champion is not None:
         what = f"{outcome.model}@{outcome.champion.alias} is version {outcome.champion.version}"
         lines.append(f"promoted: {outcome.promoted}; {what}")

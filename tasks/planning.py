@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -40,6 +41,7 @@ from tasks import (
     speculation,
     teacher_data,
 )
+from tasks.engines.vllm_bench import request_count
 
 FILE_SIZES = {"train": 1200, "calibration": 64, "draft": 200, "eval": 200, "load": 200}
 """How `--prompts FILE` is split where the recipe's own prompts do not come from a file."""
@@ -189,7 +191,7 @@ def resolve(
     if problems:
         raise UserError(problems)
     return ResolvedRelease(
-        name=name,
+        name=Path(name).stem if "/" in name else name,
         release=release,
         teacher=teacher,
         distill=distill,
@@ -300,6 +302,34 @@ def _mismatches(
                 f"release {release.model}: prompts.sizes.eval",
                 f"is {asked}, the accuracy suite asks {suite.items} items",
                 "raise it, or lower accuracy.items",
+            )
+        )
+    sent = load.warmup_requests + sum(
+        request_count(rate, load.seconds_per_rate) for rate in load.rates
+    )
+    if release.prompts.sizes["load"] < sent:
+        problems.append(
+            Problem(
+                f"release {release.model}: prompts.sizes.load",
+                f"is {release.prompts.sizes['load']}, load profile {release.load!r} sends {sent} "
+                "requests, each with a prompt of its own",
+                "raise it, or shorten the load profile",
+            )
+        )
+    needed = max(
+        (
+            recipe.calibration.samples
+            for recipe in quantize.values()
+            if recipe.calibration is not None and recipe.calibration.source == "business"
+        ),
+        default=0,
+    )
+    if release.prompts.sizes["calibration"] < needed:
+        problems.append(
+            Problem(
+                f"release {release.model}: prompts.sizes.calibration",
+                f"is {release.prompts.sizes['calibration']}, a quantize recipe asks {needed}",
+                "raise it well above, since some answers of the teacher may be set aside",
             )
         )
     reference = next(c for c in release.candidates if c.name == release.reference_candidate)

@@ -97,15 +97,15 @@ def module_list(model: Path) -> list[quantization_plan.Module]:
     owner: dict[int, str] = {}
     modules = []
     for name, module in empty.named_modules():
-        weight = getattr(module, "weight", None)
         matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-        tied_to = owner.setdefault(id(weight), name) if matrix else name
+        shape = tuple(module.weight.shape) if matrix else (None, None)
+        tied_to = owner.setdefault(id(module.weight), name) if matrix else name
         modules.append(
             quantization_plan.Module(
                 name=name,
                 classes=tuple(kind.__name__ for kind in type(module).__mro__),
-                out_width=weight.shape[0] if matrix else None,
-                in_width=weight.shape[1] if matrix else None,
+                out_width=shape[0],
+                in_width=shape[1],
                 tied_to=tied_to if tied_to != name else None,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def base(tmp_path: Path) -> Path:
     ids=["base", "jinja file with one more newline", "both the same", "named default"],
 )
 def test_the_same_rendering_is_accepted_wherever_it_stands(
-    tmp_path: Path, base: Path, files: dict[str, object]
+    tmp_path: Path, base: Path, files: dict[str, Any]
 ) -> None:
     derived = folder(tmp_path / "merged", **files)
     model_files.check_side_files(derived, base, "distill")
@@ -80,7 +81,7 @@ def test_the_same_rendering_is_accepted_wherever_it_stands(
     ids=["missing", "conflict", "no tokenizer", "template alone", "another template"],
 )
 def test_a_lost_or_foreign_template_is_refused_by_folder_file_and_stage(
-    tmp_path: Path, base: Path, files: dict[str, object], message: str
+    tmp_path: Path, base: Path, files: dict[str, Any], message: str
 ) -> None:
     derived = folder(tmp_path / "derived", **files)
     with pytest.raises(StageFailed) as refusal:

@@ -107,6 +107,8 @@ def test_mistakes_of_several_files_are_reported_together() -> None:
         ("reference_candidate=nobody", "is no candidate"),
         ("quantize.unknown.x=1", "the release names no such recipe"),
         ("model=team/freight", "cannot be a registered model's name"),
+        ("prompts.sizes.load=5", "each with a prompt of its own"),
+        ("prompts.sizes.calibration=5", "a quantize recipe asks"),
         ("prompts.sizes.load=0", "every part needs at least one prompt"),
     ],
 )

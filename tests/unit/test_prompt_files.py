@@ -150,7 +150,10 @@ def test_prompts_equal_but_for_case_and_space_are_one() -> None:
 
 
 def test_the_template_lists_the_labels() -> None:
-    rows = [{"prompt": "my card", "reference": {"intent": "card"}}, {"prompt": "x", "reference": None}]
+    rows = [
+        {"prompt": "my card", "reference": {"intent": "card"}},
+        {"prompt": "x", "reference": None},
+    ]
     made = apply_template(rows, "One of {labels}: {prompt}", labels_of(rows))
     assert made[0]["prompt"] == "One of card: my card"
     assert made[0]["reference"] == {"intent": "card", "labels": ["card"]}

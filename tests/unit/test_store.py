@@ -177,9 +177,7 @@ def _make_in_process(root: Path, log: Path) -> None:
 def test_two_processes_make_one_key_once(shelf: Store, tmp_path: Path) -> None:
     log = tmp_path / "log"
     context = multiprocessing.get_context("fork")
-    workers = [
-        context.Process(target=_make_in_process, args=(shelf.root, log)) for _ in range(4)
-    ]
+    workers = [context.Process(target=_make_in_process, args=(shelf.root, log)) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
