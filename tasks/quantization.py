@@ -31,7 +31,7 @@ def stage(name: str, recipe: QuantizeRecipe, student: Stage, data: Stage, prompt
         parents["calibration"] = data if business else prompts
     return Stage(
         name="quantize",
-        label=name,
+        label=Path(name).stem if "/" in name else name,
         version=VERSION,
         config=recipe.model_dump(mode="json", exclude={"description"}),
         parents=parents,

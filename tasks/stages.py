@@ -8,6 +8,7 @@ in Prefect as the state `Reused`, so the UI says which work a night really did.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -75,7 +76,10 @@ def make(
                     LOG.info("%s", reason)
                     shown.enter_context(working(stage.title, estimate))
 
-                ref = shelf.make(stage, produce, provenance(), fresh=fresh, on_absent=announce)
+                try:
+                    ref = shelf.make(stage, produce, provenance(), fresh=fresh, on_absent=announce)
+                except OSError as error:
+                    raise InfrastructureError(f"{stage.title}: {error}") from error
             break
         except InfrastructureError as error:
             if attempt == TRIES:
@@ -118,5 +122,9 @@ def artifact_of(stage: Stage) -> ArtifactRef:
 
 def log_file(stage: Stage, suffix: str = "") -> Path:
     """Where the process of a stage writes its log; kept, one file per stage key."""
-    name = "-".join(filter(None, [stage.name, stage.label, stage.key[:12], suffix]))
-    return settings().logs_dir / f"{name}.log"
+    # A label may come from a file name that a person chose.
+    label = re.sub(r"[^A-Za-z0-9_.-]+", "_", stage.label)
+    name = "-".join(filter(None, [stage.name, label, stage.key[:12], suffix]))
+    folder = settings().logs_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.log"

@@ -140,9 +140,8 @@ def test_the_parts_share_no_prompt_and_keep_the_segments(tmp_path: Path) -> None
 
 
 def test_prompts_equal_but_for_case_and_space_are_one() -> None:
-    doubled = records(80) + [
-        {"id": "again", "segment": "s0", "prompt": " PROMPT   1 ", "reference": None}
-    ]
+    again = {"id": "again", "segment": "s0", "prompt": " PROMPT   1 ", "reference": None}
+    doubled = [*records(80), again]
     parts = split(doubled, SIZES, seed=0, source="x")
     assert "again" not in [row["id"] for rows in parts.values() for row in rows]
     with pytest.raises(UserError, match="80 different prompts are asked for, the file has 79"):
