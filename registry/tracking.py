@@ -406,6 +406,7 @@ def quiet_mlflow() -> None:
     """No telemetry, and no line per database migration on a person's screen."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
