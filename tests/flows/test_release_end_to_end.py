@@ -1,0 +1,212 @@
+"""The demo release at reduced size, from the command line to an answer of the promoted bundle.
+
+One home for the whole module, one story: killed in the middle, run again, run with nothing
+changed, served, stopped while it measures. Every engine is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from registry.settings import CHECKOUT
+from tasks.engines.ports import free_port
+
+RECIPE = "tests/recipes/release_tiny.yaml"
+PILOTAGE = [sys.executable, "-m", "flows.cli"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("story")
+
+
+@pytest.fixture
+def environment(story: Path) -> dict[str, str]:
+    return {**os.environ, "PILOTAGE_HOME": str(story / "home")}
+
+
+def start(environment: dict[str, str], log: Path, *words: str) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [*PILOTAGE, "release", RECIPE, "--json", *words],
+            cwd=CHECKOUT,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_for(line: str, log: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if line in log.read_text(errors="replace"):
+            return
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        time.sleep(0.2)
+    raise AssertionError(f"{line!r} did not appear:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def document(log: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])
+    return found
+
+
+def our_processes(home: str) -> list[str]:
+    """Command lines of live processes that belong to this story."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if process.status() != psutil.STATUS_ZOMBIE and any(home in word for word in words):
+                found.append(" ".join(words))
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_1_killed_in_the_middle_then_run_again(story: Path, environment: dict[str, str]) -> None:
+    first = start(environment, story / "killed.log")
+    wait_for("distill: making", story / "killed.log", first, 600)
+    time.sleep(2)
+    first.kill()
+    first.wait(30)
+
+    log = story / "first.log"
+    again = start(environment, log)
+    assert again.wait(1200) == 0, log.read_text()[-5000:]
+    result = document(log)
+    assert result["verdict"] == "PASS"
+    assert result["version"] == 1
+    assert result["champion"]["version"] == 1
+    assert [one["name"] for one in result["candidates"]] == ["bf16", "w8a8_int8-eagle3"]
+    assert all(one["verdict"] == "PASS" for one in result["candidates"])
+    by_name = {stage["name"]: stage for stage in result["stages"]}
+    for finished in ("prompts demo", "model teacher", "teacher_data", "model student"):
+        assert by_name[finished]["reused"], finished
+    assert not by_name["distill"]["reused"]
+    assert not by_name["latency bf16"]["reused"]
+    assert Path(result["report"]).read_text().startswith("<!doctype html>")
+    assert our_processes(environment["PILOTAGE_HOME"]) == []
+
+
+def test_2_with_nothing_changed_everything_is_reused(
+    story: Path, environment: dict[str, str]
+) -> None:
+    log = story / "second.log"
+    assert start(environment, log).wait(300) == 0
+    first, second = document(story / "first.log"), document(log)
+    assert all(stage["reused"] for stage in second["stages"])
+    assert second["version"] == 1
+    assert second["release"] == first["release"]
+    assert second["run_id"] == first["run_id"]
+    assert "making" not in log.read_text()
+
+
+def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, str]) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{environment['PILOTAGE_HOME']}/mlflow.db")
+    result = document(story / "first.log")
+    experiment = client.get_experiment_by_name("tiny-assistant")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert [run.info.run_id for run in parents] == [result["run_id"]]
+    keys = [run.data.tags["pilotage.key"] for run in runs if run not in parents]
+    assert sorted(keys) == sorted({stage["key"] for stage in result["stages"]})
+    models = client.search_logged_models([experiment.experiment_id])
+    assert sorted(model.name for model in models) == ["bf16", "w8a8_int8-eagle3"]
+    champion = client.get_model_version_by_alias("tiny-assistant", "champion")
+    assert champion.tags["pilotage.bundle"] == result["champion"]["bundle"]
+    assert len(client.search_model_versions("name = 'tiny-assistant'")) == 1
+
+
+def test_4_the_draft_is_measured_by_the_engine(story: Path) -> None:
+    result = document(story / "first.log")
+    plain, drafted = result["candidates"]
+    assert all(point["acceptance_length"] is None for point in plain["latency"])
+    assert all(point["acceptance_length"] >= 1.0 for point in drafted["latency"])
+    assert [point["rate"] for point in drafted["latency"]] == [1.0, 2.0, 3.0]
+    for point in plain["latency"] + drafted["latency"]:
+        assert point["ok"] == point["total"]
+
+
+@pytest.fixture
+def served(environment: dict[str, str]) -> Iterator[str]:
+    """The promoted bundle, started with exactly the printed command on a free port."""
+    port = free_port()
+    words = ["serve", "tiny-assistant@champion", "--print", "--port", str(port)]
+    printed = subprocess.run(
+        [*PILOTAGE, *words], cwd=CHECKOUT, env=environment, capture_output=True, text=True
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert "vllm" in printed.stdout
+    command = ["env", *shlex.split(printed.stdout)]
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_5_the_printed_command_answers_a_business_prompt(served: str) -> None:
+    deadline = time.monotonic() + 300
+    body = {
+        "model": "tiny-assistant",
+        "messages": [{"role": "user", "content": "Where is my order 2152?"}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+    while True:
+        try:
+            answer = httpx.post(f"{served}/v1/chat/completions", json=body, timeout=60)
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline, "the printed command did not start a server"
+            time.sleep(1)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_6_stopped_while_measuring_leaves_no_process(
+    story: Path, environment: dict[str, str], number: signal.Signals
+) -> None:
+    log = story / f"stopped-{number}.log"
+    # Another seed of the load: latency is measured again, everything else is reused.
+    process = start(environment, log, "--set", f"load.seed={int(number) + 100}")
+    wait_for("latency bf16: making", log, process, 300)
+    time.sleep(8)
+    process.send_signal(number)
+    assert process.wait(90) == 128 + number
+    assert our_processes(environment["PILOTAGE_HOME"]) == []
+    assert "Traceback" not in log.read_text()
+
+
+def test_7_the_stopped_run_goes_on_where_it_was(story: Path, environment: dict[str, str]) -> None:
+    log = story / "resumed.log"
+    words = ("--set", f"load.seed={int(signal.SIGTERM) + 100}")
+    assert start(environment, log, *words).wait(600) == 0, log.read_text()[-3000:]
+    made = [stage["name"] for stage in document(log)["stages"] if not stage["reused"]]
+    assert made == ["latency bf16", "latency w8a8_int8-eagle3"]
+    # The same bundle passed with new evidence: no second version.
+    assert document(log)["version"] == 1
