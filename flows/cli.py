@@ -120,6 +120,7 @@ def serve(
 def main() -> None:
     """Entry point: turns our errors into messages and exit statuses."""
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
     try:
         app(standalone_mode=True)
     except PilotageError as error:

@@ -146,6 +146,30 @@ def foreign(seed: int, n: int) -> list[Record]:
     return records
 
 
+def form(rng: random.Random) -> tuple[str, str]:
+    """A filled-in form and the same as compact JSON: `("Wuhan=destination; FT4821", '{"slots":..}')`.
+
+    Fresh values, taken from no record, in any order, some with their labels; no sentence and no
+    intent. For teaching a model to copy values into JSON without showing it any reference.
+    """
+    language = rng.choice(tuple(_LANGUAGES))
+    slots = {
+        name: _value(rng, name, language)
+        for name in SLOTS
+        if rng.random() < (0.8 if name == "order" else 0.3)
+    }
+    fields = [
+        # A city alone does not say which slot it fills.
+        value
+        if rng.random() < 0.5 and name not in ("origin", "destination", "location")
+        else rng.choice((f"{name}: {value}", f"{name}={value}", f"{value}={name}"))
+        for name, value in slots.items()
+    ]
+    rng.shuffle(fields)
+    text = rng.choice((", ", "; ", "，", " / ", " ")).join(fields)
+    return text, json.dumps({"slots": slots}, ensure_ascii=False, separators=(",", ":"))
+
+
 def skeletons(pool: Pool) -> dict[str, set[str]]:
     """Every phrase template of a pool by kind (`core`, `frame`, `opener`, `closer`, `filler`)."""
     found: dict[str, set[str]] = {

@@ -9,10 +9,11 @@ Progress goes to standard output, one line per report. `Job` describes the field
 * `teacher`: trains the tokenizer on `pretrain.jsonl`, then a Llama on its (prompt, reference
   reply) pairs, loss on the assistant's tokens.
 * `student`: takes the teacher's tokenizer and trains a smaller Llama on the same kind of text
-  without ever seeing a reference beside its prompt. It learns three things: to model prompts, to
-  model replies that stand alone (shuffled, no prompt before them: what the JSON looks like), and
-  to echo (the assistant turn repeats a piece of the user turn: how to copy). Which intent a
-  prompt has, and which of its words fill which slot, is left to distillation.
+  without ever seeing a reference beside its prompt. It learns to model prompts and to echo them
+  (the assistant turn repeats the user turn: how to copy), to turn filled-in forms of made-up
+  values into JSON (`demo_data.form`), and to model replies that stand alone, shuffled, with no
+  prompt before them (what a reply looks like). Which intent a prompt has, and which of its words
+  fill which slot, is left to distillation.
 
 Training is in float32; weights are saved in bfloat16, which is what the engine serves, and the
 scores in the result are those of the rounded weights. Equal jobs give bit-equal weights on one
@@ -35,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eval_suites.scoring import METRICS, score
 from registry.errors import Problem, UserError
-from tasks.demo_data import reference_reply
+from tasks.demo_data import form, reference_reply
 from tasks.engines.subprocesses import job_main
 
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
@@ -102,7 +103,10 @@ class Job(BaseModel):
         default=0.0, ge=0, description="Weight of the loss on the teacher's prompt tokens."
     )
     echo_share: float = Field(
-        default=0.4, ge=0, le=1, description="Share of echo sequences in the student's text."
+        default=0.2, ge=0, le=1, description="Share of echoes in the student's text."
+    )
+    form_share: float = Field(
+        default=0.4, ge=0, le=1, description="Share of forms in the student's text."
     )
     held_out: int = Field(default=64, ge=1, description="Last records, kept out for scoring.")
     log_every: int = Field(default=25, ge=1)
@@ -259,14 +263,17 @@ def teacher_sequences(
 def student_sequences(
     job: Job, tokenizer: Any, records: Sequence[dict[str, Any]], rng: random.Random
 ) -> list[Tokens]:
-    """Prompts, replies that stand alone, and echoes; no reply stands beside a prompt."""
+    """Echoed prompts, forms, and replies that stand alone; no reply stands beside a prompt."""
     frame = Frame(tokenizer)
     sequences = []
     replies = [reference_reply(record) for record in records]
     rng.shuffle(replies)
     for record, reply in zip(records, replies, strict=True):
-        if rng.random() < job.echo_share:
+        kind = rng.random()
+        if kind < job.echo_share:
             sequences.append(frame.turns(record["prompt"], record["prompt"], 0.2))
+        elif kind < job.echo_share + job.form_share:
+            sequences.append(frame.turns(*form(rng), 0.0))
         else:
             sequences.append(frame.alone(reply))
     return sequences
