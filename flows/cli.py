@@ -13,6 +13,7 @@ import typer
 
 from registry.errors import EXIT_REFUSED, PilotageError
 from registry.settings import settings
+from tasks.engines.subprocesses import own_children
 
 app = typer.Typer(
     help="Distil, quantize, prove and promote LLM bundles, or refuse with reasons.",
@@ -51,6 +52,7 @@ def release(
         return
     # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
+    own_children()
     from flows.release import release_model
     from flows.rendering import outcome_text
     from flows.requests import ReleaseRequest

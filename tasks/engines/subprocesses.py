@@ -10,6 +10,7 @@ to our log. A later run ends what a crashed run left behind, and only that.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -81,16 +82,8 @@ class ProcessTree:
         self._write_note()
 
     def _write_note(self) -> None:
-        note = {
-            "owner": _identity(os.getpid()),
-            "marker": self.marker,
-            "session": self.process.pid if self.process else None,
-            "log": str(self.log.resolve()),
-        }
-        # Renamed into place: another run that looks for leftovers removes a half-written note.
-        partial = self._note.with_suffix(".partial")
-        partial.write_text(json.dumps(note))
-        partial.rename(self._note)
+        session = self.process.pid if self.process else None
+        _write_note(self._note, self.marker, session, str(self.log.resolve()))
 
     @property
     def pid(self) -> int:
@@ -225,6 +218,32 @@ def end_processes(processes: Sequence[psutil.Process], grace: float) -> None:
     for process in alive:
         _signal(process, hard=True)
     psutil.wait_procs(alive, timeout=grace)
+
+
+def own_children() -> None:
+    """Note this process as the owner of all that it starts without a `ProcessTree`.
+
+    That is Prefect's temporary server: Prefect ends it, but not when this process is killed.
+    """
+    marker = uuid.uuid4().hex
+    note = settings().run_dir / f"{marker}.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    os.environ[MARKER] = marker
+    _write_note(note, marker, None, "")
+    atexit.register(note.unlink, missing_ok=True)
+
+
+def _write_note(note: Path, marker: str, session: int | None, log: str) -> None:
+    content = {
+        "owner": _identity(os.getpid()),
+        "marker": marker,
+        "session": session,
+        "log": log,
+    }
+    # Renamed into place: another run that looks for leftovers removes a half-written note.
+    partial = note.with_suffix(".partial")
+    partial.write_text(json.dumps(content))
+    partial.rename(note)
 
 
 def end_leftovers() -> list[int]:

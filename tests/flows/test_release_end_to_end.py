@@ -68,14 +68,19 @@ def document(log: Path) -> dict[str, Any]:
 
 
 def our_processes(home: str) -> list[str]:
-    """Command lines of live processes that belong to this story."""
+    """Command lines of live processes that belong to this story, the tests' own left out."""
+    wanted = f"PILOTAGE_HOME={home}".encode()
     found = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if process.status() != psutil.STATUS_ZOMBIE and any(home in word for word in words):
+            # vLLM's engine clears its environment, so its command line and log are looked at too.
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            outputs = [str(Path(f"/proc/{process.pid}/fd/{n}").readlink()) for n in (1, 2)]
+            ours = wanted in environment or any(home in word for word in [*words, *outputs])
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(words))
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
     return found
 
