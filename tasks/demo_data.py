@@ -147,7 +147,7 @@ def foreign(seed: int, n: int) -> list[Record]:
 
 
 def form(rng: random.Random) -> tuple[str, str]:
-    """A filled-in form and the same as compact JSON: `("Wuhan=destination; FT4821", '{"slots":..}')`.
+    """A filled-in form and the same as compact JSON: `("FT4821; Jinan->Wuhan", '{"slots":..}')`.
 
     Fresh values, taken from no record, in any order, some with their labels; no sentence and no
     intent. For teaching a model to copy values into JSON without showing it any reference.
@@ -158,13 +158,18 @@ def form(rng: random.Random) -> tuple[str, str]:
         for name in SLOTS
         if rng.random() < (0.8 if name == "order" else 0.3)
     }
-    fields = [
+    values = dict(slots)
+    fields = []
+    if {"origin", "destination"} <= set(values) and rng.random() < 0.7:
+        fields.append(f"{values.pop('origin')}->{values.pop('destination')}")
+    for name, value in values.items():
         # A city alone does not say which slot it fills.
-        value
-        if rng.random() < 0.5 and name not in ("origin", "destination", "location")
-        else rng.choice((f"{name}: {value}", f"{name}={value}", f"{value}={name}"))
-        for name, value in slots.items()
-    ]
+        plain = name not in ("origin", "destination", "location") and rng.random() < 0.5
+        fields.append(
+            value
+            if plain
+            else rng.choice((f"{name}: {value}", f"{name}={value}", f"{value}={name}"))
+        )
     rng.shuffle(fields)
     text = rng.choice((", ", "; ", "，", " / ", " ")).join(fields)
     return text, json.dumps({"slots": slots}, ensure_ascii=False, separators=(",", ":"))

@@ -106,7 +106,7 @@ class Job(BaseModel):
         default=0.2, ge=0, le=1, description="Share of echoes in the student's text."
     )
     form_share: float = Field(
-        default=0.4, ge=0, le=1, description="Share of forms in the student's text."
+        default=0.2, ge=0, le=1, description="Share of forms in either model's text."
     )
     held_out: int = Field(default=64, ge=1, description="Last records, kept out for scoring.")
     log_every: int = Field(default=25, ge=1)
@@ -252,10 +252,12 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def teacher_sequences(
     job: Job, tokenizer: Any, records: Sequence[dict[str, Any]], rng: random.Random
 ) -> list[Tokens]:
-    """Each record's prompt with its reference reply."""
+    """Each record's prompt with its reference reply; forms in place of some."""
     frame = Frame(tokenizer)
     return [
-        frame.turns(record["prompt"], reference_reply(record), job.prompt_weight)
+        frame.turns(*form(rng), 0.0)
+        if rng.random() < job.form_share
+        else frame.turns(record["prompt"], reference_reply(record), job.prompt_weight)
         for record in records
     ]
 
