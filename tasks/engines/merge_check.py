@@ -12,16 +12,16 @@ from typing import Any
 
 from registry.errors import Problem, StageFailed
 
-MAX_FLOAT32 = 1e-3
-"""Merged and applied in float32 differ by the order of additions: measured 1e-5 to 1e-4 of the
-spread of the logits."""
+MAX_FLOAT32 = 2e-4
+"""Largest difference between merged and applied adapter in float32, relative to the spread of the
+logits: only the order of additions differs. Measured 4e-6 (2 layers), 1.5e-5 (SmolLM2)."""
 
 MAX_STORED_MEAN = 0.05
-"""Mean difference of the stored weights' logits, relative to their spread. Rounding to bf16
-(8 bits, relative error up to 2^-9 per weight) gave 0.003 to 0.01."""
+"""Mean difference of the stored weights' logits, relative to their spread. Rounding to bf16 (8
+significant bits: relative error up to 2^-9 per weight) gave 0.001 (2 layers), 0.017 (SmolLM2)."""
 
 MIN_STORED_AGREEMENT = 0.95
-"""Share of positions with the same greedy token after rounding to the stored dtype."""
+"""Share of positions with the same greedy token after that rounding; measured 0.998 and 0.985."""
 
 
 def continued(model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:

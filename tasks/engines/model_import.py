@@ -92,9 +92,10 @@ def _import_gguf(package: str, file: str, out: Path) -> None:
 def _correct_tokenizer(tokenizer: Any, path: Path) -> None:
     """Repair what transformers 5.17 loses of a GGUF's byte-level tokenizer.
 
-    It splits text as GPT-2 does whatever `tokenizer.ggml.pre` says, so SmolLM2 gets its numbers
-    in pieces that it never saw in training, and it takes the opening token of a turn for the end
-    token. `tests/integration/test_model_import.py` tells when this can go.
+    It splits text as GPT-2 does whatever `tokenizer.ggml.pre` says, so SmolLM2 reads the blanks
+    and line breaks before a digit as tokens that it did not see there in training, and it takes
+    the opening token of a turn for the end token. `tests/integration/test_model_import.py` tells
+    when this can go.
     """
     from gguf import GGUFReader
     from tokenizers import pre_tokenizers

