@@ -55,7 +55,7 @@ def release(
     own_children()
     from flows.release import release_model
     from flows.rendering import outcome_text
-    from flows.requests import ReleaseRequest
+    from flows.forms import ReleaseRequest
 
     outcome = release_model(ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts))
     _print(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from prefect import flow
 
-from flows.requests import ReleaseRequest
+from flows.forms import ReleaseRequest
 from registry.artifacts import ArtifactRef
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome

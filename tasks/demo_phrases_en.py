@@ -13,6 +13,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 get a tracking update for {order}
                 locate my freight {order}
                 know if {order} has left the warehouse
+                look up where {order} has got to
+                follow {order} on the map
                 """,
             "say": """
                 where is {order} now?
@@ -22,6 +24,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 any update on the status of {order}?
                 which city is {order} in right now?
                 I can't see where {order} is on the map
+                what is the position of {order}?
+                has {order} left yet?
+                {order} has no tracking update
+                which place has {order} reached?
                 """,
         },
         "unseen": {
@@ -47,6 +53,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 see a freight estimate {origin} to {destination}
                 ask what you charge for {weight}, {origin} to {destination}
                 compare the cost of {origin} to {destination} by {vehicle}
+                find out what {origin} to {destination} costs
+                request a price for {weight}, {origin} to {destination}
                 """,
             "say": """
                 how much is it from {origin} to {destination}?
@@ -55,6 +63,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 what's your rate between {origin} and {destination}?
                 quote: {weight}, {origin} to {destination}
                 is it expensive to ship {weight} from {origin} to {destination}?
+                which price applies to a {vehicle}, {origin} to {destination}?
+                total money for {weight}, {origin} to {destination}?
+                what would a {vehicle} cost, {origin} into {destination}?
                 """,
         },
         "unseen": {
@@ -80,6 +91,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 arrange a {vehicle} {time} in {origin}, going to {destination}
                 schedule a pickup in {origin} with a {vehicle} to {destination}
                 hire a {vehicle} {origin} to {destination}
+                get a {vehicle} dispatched from {origin} to {destination}
+                place a booking, {vehicle}, {origin} going to {destination}
                 """,
             "say": """
                 we need a {vehicle} {time}, {origin} to {destination}
@@ -88,6 +101,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 new booking: {vehicle}, {origin} to {destination}, {time}
                 do you have a {vehicle} free {time}? {origin} to {destination}
                 cargo is ready in {origin} for {destination}, send a {vehicle}
+                dispatch a {vehicle}, loading in {origin}, unloading in {destination}
+                looking for a {vehicle}, {origin} to {destination}, {time}
+                our factory has goods for {destination}, {vehicle} to {origin}
+                goods waiting in {origin}, {vehicle} wanted to {destination}
                 """,
         },
         "unseen": {
@@ -113,6 +130,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 withdraw booking {order}
                 stop {order}, we don't need it
                 void shipment {order}
+                drop {order} from the plan
+                get {order} cancelled
                 """,
             "say": """
                 {order} is no longer needed
@@ -122,6 +141,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 please scrap {order}, the buyer returned the goods
                 no truck needed for {order} any more
                 do not ship {order}
+                forget about {order}
+                {order} is not needed now
+                no need for {order}, plans are off
+                wrong booking, drop {order}
                 """,
         },
         "unseen": {
@@ -147,6 +170,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 redirect {order} to {destination}
                 move the drop point of {order} to {destination}
                 correct the destination on {order} to {destination}
+                reroute {order}, deliver at {destination}
+                switch {order} to a new address, {destination}
                 """,
             "say": """
                 wrong address on {order}, it should be {destination}
@@ -155,6 +180,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 deliver {order} to {destination} not the old address
                 the consignee moved, {order} goes to {destination}
                 can {order} be delivered in {destination} instead?
+                our warehouse moved, send {order} to {destination}
+                {order} should be delivered in {destination}
+                change of address on {order}, now {destination}
                 """,
         },
         "unseen": {
@@ -180,6 +208,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 move {order} to {time}
                 bring {order} forward to {time}
                 shift the loading slot of {order} to {time}
+                push the pickup for {order} to {time}
+                set a new pickup for {order}, {time}
                 """,
             "say": """
                 can {order} be picked up {time} instead?
@@ -188,6 +218,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 the dock is full, do {order} {time}
                 {order} should load {time}
                 we are not ready, make {order} {time}
+                {order} earlier, {time} is better
+                is {time} ok for {order}?
+                goods not ready, {order} on {time}
                 """,
         },
         "unseen": {
@@ -212,6 +245,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 report broken boxes in {order}
                 claim {amount} for damaged goods on {order}
                 register that cargo in {order} is wet
+                note broken pallets on {order}
+                submit a damage claim on {order}
                 """,
             "say": """
                 goods in {order} arrived broken
@@ -221,6 +256,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 two pallets on {order} are smashed, about {amount}
                 we opened {order} and the items are broken
                 packaging on {order} is torn and goods are damaged
+                half of {order} is smashed
+                everything on {order} broke
+                {order} was torn and wet inside
+                pallets crushed on {order}, {amount} loss
                 """,
         },
         "unseen": {
@@ -246,6 +285,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 check the bill for {order}, {amount}
                 settle {order}, {amount}
                 ask about the payment for {order}
+                have the invoice of {order} sent
+                clear the bill on {order}, {amount}
                 """,
             "say": """
                 where is the invoice for {order}?
@@ -255,6 +296,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 you charged {amount} too much on {order}
                 when will {order} be paid?
                 no invoice received for {order}
+                accounting wants the invoice of {order}
+                {order} is not paid yet, {amount}
+                why does the invoice of {order} say {amount}?
+                please issue an invoice on {order}
                 """,
         },
         "unseen": {
@@ -279,6 +324,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 complain, nobody answers the phone
                 file a complaint, {order} driver was rude
                 report bad service on {order}
+                lodge a complaint against the driver of {order}
+                tell your manager the service is bad
                 """,
             "say": """
                 the driver of {order} was very rude
@@ -287,6 +334,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 worst service ever, no one answers
                 {order} driver shouted at our staff, unacceptable
                 I am disappointed, support ignores me
+                terrible driver on {order}
+                what an attitude, your support never answers
+                {order} was an awful experience
                 """,
         },
         "unseen": {
@@ -311,6 +361,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 report that I am at {location} with {order}
                 sign in, {order}, {location} warehouse
                 register my arrival in {location}, {order}
+                log my arrival at {location}, {order}
+                mark {order} arrived in {location}
                 """,
             "say": """
                 arrived at {location}, load {order}
@@ -319,6 +371,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 checking in {order} at {location}
                 reached {location} for {order}, in the queue
                 {order} on site in {location}
+                just got to {location}, {order}
+                {order} reached the {location} warehouse
+                standing at the {location} gate, {order}
+                {order} is here at {location}, waiting in the queue
                 """,
         },
         "unseen": {
@@ -343,6 +399,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 log that {order} will be late by {delay}
                 say {order} is running {delay} behind
                 note a {delay} delay for {order}
+                warn them {order} is {delay} late
+                record {order} as late, {delay}
                 """,
             "say": """
                 stuck in traffic, {order} will be {delay} late
@@ -352,6 +410,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 heavy rain, {order} about {delay} behind
                 loading was slow, {order} is {delay} late
                 the engine broke down, {order} late {delay}
+                traffic jam, {order} {delay} later
+                snow on the road, {order} lost {delay}
+                can't make it, {order} late by {delay}
                 """,
         },
         "unseen": {
@@ -376,6 +437,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 report brake failure on {order} in {location}
                 report a crash at {location}
                 flag danger, ice on the highway near {location}
+                alert you, {order} crashed at {location}
+                raise a safety warning at {location}
                 """,
             "say": """
                 accident at {location}, {order} hit from behind
@@ -385,6 +448,11 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 there is a fire on the highway at {location}
                 {order} rolled over in {location}
                 smoke from the wheels of {order} at {location}, not safe
+                {order} had an accident in {location}, driver hurt
+                big crash on the {location} road
+                brakes failed on {order} near {location}
+                {order} was hit at {location}
+                the truck of {order} caught fire in {location}
                 """,
         },
         "unseen": {

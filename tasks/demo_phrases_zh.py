@@ -20,6 +20,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 查{order}的运输轨迹
                 确认{order}有没有发出
                 定位一下{order}这车货
+                追一下{order}的位置
+                问下{order}的物流走到哪儿
                 """,
             "say": """
                 {order}到哪儿了？
@@ -29,6 +31,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 运单{order}的车走到哪了？
                 {order}发车了没有？
                 一直看不到{order}的位置信息
+                {order}这票货到哪个地方了？
+                司机拉着{order}在哪个城市？
+                {order}还有多久到？
+                {order}物流没动，车在哪里
                 """,
         },
         "unseen": {
@@ -54,6 +60,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 给个{origin}至{destination}{vehicle}的价格
                 估一下{weight}货从{origin}到{destination}的费用
                 问问{vehicle}从{origin}跑{destination}什么价
+                报{origin}到{destination}的运价
+                核一下{origin}去{destination}的价钱，{weight}
                 """,
             "say": """
                 {origin}到{destination}运费多少钱？
@@ -63,6 +71,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {weight}，{origin}到{destination}，给个报价
                 你们{origin}到{destination}的价格是多少？
                 {origin}到{destination}用{vehicle}贵不贵？
+                {vehicle}跑一趟{origin}到{destination}几多钱？
+                {origin}送到{destination}，{weight}，什么收费标准？
+                {origin}往{destination}怎么报价的？
                 """,
         },
         "unseen": {
@@ -88,6 +99,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 叫个{vehicle}，{origin}到{destination}
                 下单，{origin}到{destination}，{vehicle}，{time}装车
                 派一辆{vehicle}到{origin}装货，目的地{destination}
+                调一辆{vehicle}，{origin}出发到{destination}
+                预约{vehicle}，{time}，{origin}拉到{destination}
                 """,
             "say": """
                 {time}需要一辆{vehicle}，{origin}到{destination}
@@ -96,6 +109,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {time}{origin}装货，{destination}卸货，{vehicle}一台
                 有没有{vehicle}？{origin}去{destination}，{time}用车
                 给我们派车，{vehicle}，{origin}发往{destination}
+                {origin}这里要发货去{destination}，来台{vehicle}
+                缺车，{vehicle}，{origin}送{destination}
+                {time}装车，{origin}到{destination}，用{vehicle}
                 """,
         },
         "unseen": {
@@ -121,6 +137,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 退掉{order}这单
                 取消{order}，不用车了
                 作废运单{order}
+                把{order}撤了
+                给{order}办退单
                 """,
             "say": """
                 {order}不要了，取消吧
@@ -130,6 +148,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}不用派车了，货不发了
                 客户退货了，{order}别送了
                 下错单了，{order}作废
+                {order}暂时不发了，撤销吧
+                {order}不用送了
+                买家不要了，{order}退单
+                {order}作废，下错了
                 """,
         },
         "unseen": {
@@ -155,6 +177,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 更改订单{order}的目的地，换成{destination}
                 把{order}的卸货地换到{destination}
                 改一下{order}的地址，改成{destination}
+                给{order}换地址，送{destination}
+                变更{order}的收货点到{destination}
                 """,
             "say": """
                 {order}地址写错了，应该是{destination}
@@ -163,6 +187,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 订单{order}目的地换成{destination}
                 {order}不去原来的地址了，去{destination}
                 卸货点有变，{order}改{destination}
+                {order}换到{destination}卸货
+                仓库换了地方，{order}送去{destination}
+                {order}填错地址了，改为{destination}
                 """,
         },
         "unseen": {
@@ -188,6 +215,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 把{order}提前到{time}
                 调整订单{order}的装货时间为{time}
                 重新约{order}的时间，{time}
+                把{order}往后推到{time}
+                换一下{order}的时间，{time}
                 """,
             "say": """
                 {order}改{time}装货
@@ -197,6 +226,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}能改到{time}吗？
                 {order}这单晚点，{time}送
                 时间有变，{order}定在{time}
+                {order}货还没备好，改{time}
+                {order}延期到{time}装车
+                {order}提前，{time}来装
                 """,
         },
         "unseen": {
@@ -221,6 +253,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 处理{order}的破损，有几箱压坏了
                 申请{order}的赔偿，货坏了，{amount}
                 记录一下{order}货物受潮损坏
+                上报{order}货损{amount}
+                给{order}申请理赔，箱子碎了
                 """,
             "say": """
                 {order}的货摔坏了，要赔{amount}
@@ -230,6 +264,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}到货少了两箱还压坏了
                 {order}外包装烂了，里面也碎了
                 货损！{order}损失大概{amount}
+                卸{order}时看到箱子碎了
+                {order}淋湿受潮，怎么赔偿
+                拆箱发现{order}全坏了
+                {order}货物压碎，估计{amount}
                 """,
         },
         "unseen": {
@@ -255,6 +293,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 核对{order}的账单，{amount}
                 付{order}的款，{amount}
                 补开{order}的增值税发票
+                快递{order}的发票过来
+                给{order}打款{amount}
                 """,
             "say": """
                 {order}的发票什么时候开？
@@ -264,6 +304,10 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}多收了{amount}，对一下账
                 {order}什么时候结款？
                 {order}的发票没收到
+                老板问{order}的发票开了没
+                {order}的{amount}什么时候打款？
+                {order}账单里的{amount}是什么钱？
+                {order}付了{amount}，没给发票
                 """,
         },
         "unseen": {
@@ -288,6 +332,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 反映{order}的服务问题，没人管
                 给{order}的司机差评
                 投诉客服，一直不回电话
+                反映司机态度问题，{order}
+                给你们的客服打差评
                 """,
             "say": """
                 {order}的司机骂人，我要投诉！
@@ -297,6 +343,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 太失望了，客服从来不回复
                 等了三天没人处理，什么态度
                 对{order}的服务非常不满意
+                {order}师傅太恶劣了
+                电话打了没人接，非常失望
+                {order}的司机不讲道理，骂人
                 """,
         },
         "unseen": {
@@ -321,6 +370,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 报到，{order}车到{location}了
                 登记到场，{order}，{location}仓库
                 确认到达，{order}在{location}
+                登记到场，我在{location}，{order}
+                给{order}报到，车进{location}园区
                 """,
             "say": """
                 {order}已经到{location}，等装货
@@ -329,6 +380,11 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}到达{location}，排队卸货
                 车已到{location}，{order}签到
                 {order}，{location}，到场了
+                车进{location}园区了，{order}
+                抵达{location}，{order}
+                {order}在{location}门口排队等装货
+                我人在{location}仓库，{order}等卸货
+                {location}到场，{order}请确认
                 """,
         },
         "unseen": {
@@ -353,6 +409,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 跟客户说{order}要迟到{delay}
                 上报堵车，{order}晚{delay}
                 报一下{order}延迟{delay}
+                记一下{order}要晚点到，{delay}
+                通知客户{order}耽误{delay}
                 """,
             "say": """
                 堵车了，{order}要晚{delay}
@@ -362,6 +420,9 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 下大雨走不快，{order}得晚{delay}
                 {order}装货慢，耽误了{delay}
                 前面堵死了，{order}要多等{delay}
+                大雾，{order}晚点{delay}
+                {order}爆胎了，迟{delay}
+                {order}赶不到，晚{delay}
                 """,
         },
         "unseen": {
@@ -386,6 +447,8 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 报警，{location}这里有车祸，{order}
                 上报{order}在{location}刹车失灵
                 报告{location}高速路面结冰很危险
+                上报{location}路面结冰
+                报一下事故，{order}在{location}撞了
                 """,
             "say": """
                 {order}在{location}出事故了
@@ -395,6 +458,11 @@ CORES: dict[str, dict[str, dict[str, str]]] = {
                 {order}在{location}翻车了，人没事
                 {location}有车着火，大家小心
                 {order}轮胎冒烟，在{location}，危险
+                {order}撞车了，位置{location}
+                {location}车祸，有人受伤
+                {order}刹不住车，刹车失灵，人停{location}了
+                {location}路段太危险了
+                {order}车头着火，在{location}
                 """,
         },
         "unseen": {
