@@ -53,9 +53,9 @@ def release(
     # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
     own_children()
+    from flows.forms import ReleaseRequest
     from flows.release import release_model
     from flows.rendering import outcome_text
-    from flows.forms import ReleaseRequest
 
     outcome = release_model(ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts))
     _print(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)

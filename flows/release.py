@@ -31,7 +31,7 @@ from tasks.models import prepare_model
 from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
 from tasks.progress import LOG
 from tasks.prompts import prepare_prompts
-from tasks.publishing import publish
+from tasks.publishing import check_registry, publish
 from tasks.quantization import quantize
 from tasks.serving import (
     RemoteTeacher,
@@ -57,6 +57,7 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     todo = plan(resolve(request.recipe, request.overrides, request.prompts))
     recipes = todo.resolved
 
+    check_registry(recipes.release.model, recipes.release.promotion.first_release)
     prepare_prompts(todo.prompts, recipes.release.prompts)
     if todo.teacher_model is not None and recipes.teacher.model is not None:
         prepare_model(todo.teacher_model, recipes.teacher.model)
