@@ -92,7 +92,10 @@ def publish(
             one.name: {kind: ref.path / SUMMARY for kind, ref in by_name[one.name].refs().items()}
             for one, _ in bundles
         },
-        measured_at=max(ref.made_at for one in measured for ref in one.refs().values()),
+        measured_at=max(
+            (ref.made_at for one in measured for ref in one.refs().values()),
+            default=datetime.now(UTC),
+        ),
     )
     version, champion, previous = None, None, None
     if chosen is not None:
