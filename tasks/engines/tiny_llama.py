@@ -70,11 +70,14 @@ _PIECES = (
 
 
 class ModelSize(BaseModel):
-    """Shape of a Llama; `hidden_size` must be a multiple of `head_dim`."""
+    """Shape of a Llama; `hidden_size` must be a multiple of `head_dim`.
+
+    Width 128 learned to copy order numbers in fewer examples than 192 or 256 did at equal depth.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    hidden_size: int = Field(default=256, ge=32)
+    hidden_size: int = Field(default=128, ge=32)
     intermediate_size: int = Field(default=768, ge=32)
     layers: int = Field(default=4, ge=1)
     head_dim: int = Field(default=32, ge=8)
@@ -95,7 +98,7 @@ class Job(BaseModel):
     seed: int = 0
     threads: int = Field(default=1, ge=1)
     vocab_size: int = Field(default=2048, ge=300)
-    steps: int = Field(default=400, ge=1)
+    steps: int = Field(default=850, ge=1)
     batch_size: int = Field(default=24, ge=1, description="Sequences per step.")
     learning_rate: float = Field(default=3e-3, gt=0)
     warmup: int = Field(default=30, ge=0, description="Steps of linear warm-up before the cosine.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import Counter
 
@@ -16,6 +17,7 @@ from tasks.demo_data import (
     SLOTS,
     Record,
     foreign,
+    form,
     generate,
     reference_reply,
     skeletons,
@@ -138,6 +140,16 @@ def test_parts_that_stand_earlier_do_not_depend_on_later_ones() -> None:
 def test_wrong_sizes(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(0, sizes)
+
+
+def test_forms_show_every_value_and_no_reference() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        text, answer = form(rng)
+        filled = json.loads(answer)
+        assert list(filled) == ["slots"]
+        assert set(filled["slots"]) <= set(SLOTS)
+        assert all(value in text for value in filled["slots"].values())
 
 
 def test_foreign_text_is_nothing_like_the_business() -> None:
