@@ -51,10 +51,10 @@ from tasks.teacher_data import generate_teacher_data
 def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     """Make, measure, judge and publish every candidate of a release recipe."""
     started = time.monotonic()
-    begin_run()
     for pid in end_leftovers():
         LOG.warning("ended process %d, left behind by a run that crashed", pid)
     todo = plan(resolve(request.recipe, request.overrides, request.prompts))
+    begin_run(len(todo.stages()))
     recipes = todo.resolved
 
     check_registry(recipes.release.model, recipes.release.promotion.first_release)

@@ -1,8 +1,8 @@
 """Run a stage, or find that it has been run: the one path by which anything is made.
 
 The store is the only memory. Prefect's own result cache is off: it knows neither the recipe nor
-the parents, and still answers when the folder is gone (docs/decisions.md). A reused stage ends
-in Prefect as the state `Reused`, so the UI says which work a night really did.
+the parents, and still answers when the folder is gone (docs/decisions.md). A line in the run's log,
+and `stages` of the outcome, say which work a night really did.
 """
 
 from __future__ import annotations
@@ -44,8 +44,13 @@ _run: list[StageOutcome] = []
 """The stages of the run in progress, in the order in which they were asked for."""
 
 
-def begin_run() -> None:
-    """Forget the stages of an earlier run of this process, and what it had verified."""
+_planned = 0
+
+
+def begin_run(planned: int) -> None:
+    """Forget an earlier run of this process; `planned` stages are to come, for the progress."""
+    global _planned
+    _planned = planned
     _run.clear()
     _made.clear()
 
@@ -67,6 +72,7 @@ def make(
     if known is not None:
         return known
     started = time.monotonic()
+    title = f"[{len(_run) + 1}/{max(_planned, len(_run) + 1)}] {stage.title}"
     estimate = shelf.last_seconds(stage.name, stage.label)
     for attempt in range(1, TRIES + 1):
         try:
@@ -74,7 +80,7 @@ def make(
 
                 def announce(reason: str, shown: ExitStack = shown) -> None:
                     LOG.info("%s", reason)
-                    shown.enter_context(working(stage.title, estimate))
+                    shown.enter_context(working(title, estimate))
 
                 try:
                     ref = shelf.make(stage, produce, provenance(), fresh=fresh, on_absent=announce)
@@ -88,9 +94,9 @@ def make(
             LOG.warning("%s: %s; trying again in %.0f s", stage.title, error, pause)
             time.sleep(pause)
     if ref.reused:
-        LOG.info("%s: reused (%s)", stage.title, ref.key[:12])
+        LOG.info("%s: reused (%s)", title, ref.key[:12])
     else:
-        LOG.info("%s: done in %s (%s)", stage.title, spell(ref.seconds), ref.key[:12])
+        LOG.info("%s: done in %s (%s)", title, spell(ref.seconds), ref.key[:12])
     _made[shelf.root, stage.key] = ref
     _run.append(
         StageOutcome(
