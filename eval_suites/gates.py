@@ -142,6 +142,11 @@ def judge(
         verdict = Verdict.INCONCLUSIVE
         reason = f"measured with the smoke suite {', '.join(smoke)}, which can never pass a gate"
 
+    few = rule.metric.startswith("accuracy.") and own is not None and own.n < rule.min_items
+    if verdict is Verdict.PASS and few and own is not None:
+        verdict = Verdict.INCONCLUSIVE
+        reason = f"{own.n} items were scored; fewer than {rule.min_items} decide nothing"
+
     if refusal:
         # Accuracy may come from a reference engine; what cannot be served is not promoted.
         verdict, reason = Verdict.INFEASIBLE, refusal

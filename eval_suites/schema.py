@@ -67,6 +67,9 @@ class GateRule(Written):
         default=None, gt=0, description="Request rate of a latency metric, in requests/s."
     )
     tier: Literal["critical", "supporting", "advisory"] = "critical"
+    min_items: int = Field(
+        default=100, ge=1, description="Fewer scored items than this can never pass."
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> GateRule:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.errors import EXIT_REFUSED, PilotageError
+from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.settings import settings
 from tasks.engines.subprocesses import own_children
 
@@ -97,7 +97,7 @@ def doctor(
     document = doctor_document(prove)
     _print(document if as_json else doctor_text(document), as_json)
     if document["problems"]:
-        raise typer.Exit(EXIT_REFUSED)
+        raise typer.Exit(EXIT_USER_ERROR)
 
 
 @app.command()
@@ -129,11 +129,15 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"pilotage: {line}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except BaseException:
+    except BaseException as error:
         # What Prefect raises while it is being stopped hides the reason: somebody asked for it.
         if _stopped_by:
             print("pilotage: stopped; finished stages are kept and reused", file=sys.stderr)
             sys.exit(128 + _stopped_by[0])
+        if isinstance(error, OSError):
+            # A full disk, a folder that cannot be written: the machine's, not a bug.
+            print(f"pilotage: {error}", file=sys.stderr)
+            sys.exit(EXIT_INFRASTRUCTURE)
         raise
 
 
@@ -143,6 +147,9 @@ _stopped_by: list[int] = []
 def _stop(number: int, frame: Any) -> None:
     # An exception, so that every `finally` ends its servers; the status is the shell's own.
     _stopped_by.append(number)
+    # A second signal would cut short what ends the servers.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -162,6 +169,10 @@ def _prepare_prefect() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    # Prompts and keys for a server on this machine are nobody else's business.
+    for name in ("NO_PROXY", "no_proxy"):
+        local = "127.0.0.1,localhost"
+        os.environ[name] = f"{os.environ[name]},{local}" if os.environ.get(name) else local
     from tasks.progress import configure_logging
 
     configure_logging()

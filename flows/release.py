@@ -38,6 +38,7 @@ from tasks.serving import (
     Served,
     ServedBundle,
     bundle_of,
+    known_infeasible,
     part_of,
     prove_serving,
     serving_evidence,
@@ -106,7 +107,9 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     draft = part_of(wanted.draft) if wanted.draft else None
     bundle = bundle_of(wanted.name, target, draft, wanted.config)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
-        if will_run(wanted.latency, recipes.policy.max_age_days):
+        if will_run(wanted.latency, recipes.policy.max_age_days) and not known_infeasible(
+            wanted.serving
+        ):
             # Its import takes as long as the server's start; the two overlap.
             _ = served.load_generator
         serving = prove_serving(wanted.serving, served)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from recipes import loader
 from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
 from registry.outcome import ReleaseOutcome
-from registry.settings import settings
+from registry.settings import Settings, settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG, spell
@@ -106,11 +107,24 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     home = settings()
     lines += [
         f"report:    {outcome.report}",
-        f"MLflow UI: .venv/bin/mlflow ui --backend-store-uri {home.tracking_uri}",
-        f"Prefect:   PREFECT_HOME={home.prefect_home} .venv/bin/prefect server start",
-        f"serve it:  .venv/bin/pilotage serve {outcome.model}@champion --print",
+        f"MLflow UI: {_mlflow_ui(home)}",
+        f"Prefect:   PREFECT_HOME={home.prefect_home} {_tool('prefect')} server start",
     ]
+    if outcome.champion is not None:
+        lines.append(f"serve it:  {_tool('pilotage')} serve {outcome.model}@champion --print")
     return "\n".join(lines)
+
+
+def _tool(name: str) -> str:
+    """A program of the environment that this process runs in."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def _mlflow_ui(home: Settings) -> str:
+    if home.mlflow_uri:
+        # May hold a password; whoever set it knows it.
+        return "where PILOTAGE_MLFLOW_URI points"
+    return f"{_tool('mlflow')} ui --backend-store-uri {home.tracking_uri}"
 
 
 # -- recipes and suites ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from recipes.schema import KINDS
+from registry.digests import canonical_json
 from registry.errors import Problem, UserError
 
 RECIPES_DIR = Path(__file__).resolve().parent
@@ -73,6 +73,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError.at(place, f"not YAML: {error.problem}", "correct that line") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError.at(path, f"not YAML: {error}", "correct the file") from None
+    try:
+        canonical_json(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError.at(path, f"holds a value that no recipe can have: {error}") from None
     if not isinstance(content, dict):
         raise UserError.at(
             path, f"holds {type(content).__name__}, not a mapping", "begin with `kind: ...`"
@@ -135,14 +139,6 @@ def validate(
         return model.model_validate(content)
     except ValidationError as error:
         raise UserError([_problem(source, detail, model) for detail in error.errors()]) from None
-
-
-def kind_of(path: Path) -> str:
-    """The `kind` of a YAML file, which must be a text."""
-    kind = read_yaml(path).get("kind")
-    if not isinstance(kind, str):
-        raise UserError.at(f"{path}: kind", "is missing", f"one of {', '.join(sorted(KINDS))}")
-    return kind
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:

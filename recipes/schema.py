@@ -155,6 +155,15 @@ class TeacherRecipe(Written):
         default=0.10, ge=0, le=1, description="More answers cut by length than this: refused."
     )
 
+    @field_validator("url")
+    @classmethod
+    def _plain_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
+            raise ValueError(
+                "must be http(s)://HOST/PATH; a key belongs into PILOTAGE_TEACHER_API_KEY"
+            )
+        return url
+
     @model_validator(mode="after")
     def _one_source(self) -> TeacherRecipe:
         if (self.model is None) == (self.url is None):
@@ -239,7 +248,11 @@ class ServeRecipe(Written):
     @field_validator("engine_args")
     @classmethod
     def _not_ours(cls, args: dict[str, Any]) -> dict[str, Any]:
-        ours = {"model", "host", "port", "api-key", "served-model-name", "speculative-config"}
+        ours = {
+            *("model", "host", "port", "api-key", "served-model-name", "speculative-config"),
+            # What these name lies outside the bundle's digest, or stays off for safety.
+            *("tokenizer", "config", "chat-template", "trust-remote-code", "hf-token"),
+        }
         taken = sorted(ours & set(args))
         if taken:
             raise ValueError(f"set by the project, not by a recipe: {', '.join(taken)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def digest_of_folder(folder: Path, names: Iterable[Path] | None = None) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    if isinstance(value, Path):
+    if isinstance(value, Path | date | time | Decimal):
         return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
     raise TypeError(f"{type(value).__name__} has no canonical JSON form")

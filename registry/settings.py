@@ -10,8 +10,10 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from registry.errors import Problem, UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -95,5 +97,15 @@ class Settings(BaseSettings):
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process. Tests call `settings.cache_clear()` after changing them."""
-    loaded = Settings()
+    try:
+        loaded = Settings()
+    except ValidationError as error:
+        raise UserError(
+            [
+                Problem(
+                    f"PILOTAGE_{str(one['loc'][0]).upper()}", one["msg"], "see docs/settings.md"
+                )
+                for one in error.errors()
+            ]
+        ) from None
     return loaded.model_copy(update={"home": loaded.home.expanduser().resolve()})

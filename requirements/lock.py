@@ -38,7 +38,8 @@ def main() -> None:
         partial = target.with_suffix(".partial")
         if target.exists():
             partial.write_text(target.read_text())
-        subprocess.run([*command, "-o", str(partial)], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+        command += ["-o", str(partial)]
+        subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.DEVNULL)
         pins = [line for line in partial.read_text().splitlines() if "==" in line]
         partial.unlink()
         pins = [pin for pin in pins if not re.match(unwanted, pin)]

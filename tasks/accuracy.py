@@ -11,14 +11,15 @@ from eval_suites import scoring
 from eval_suites.loader import TASKS_DIR
 from eval_suites.schema import AccuracySuite
 from registry.artifacts import ArtifactRef, Stage
-from registry.digests import digest_of, digest_of_file, digest_of_folder
-from registry.provenance import driver_versions, engine_version
+from registry.digests import digest_of, digest_of_file, digest_of_folder, files_below
+from registry.provenance import driver_versions, engine_version, tools
 from tasks.engines.model_files import chat_template
 from tasks.engines.subprocesses import run_job
 from tasks.serving import Served, ServedBundle
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
 VERSION = 1
+REFERENCE_TOOLS = ("torch", "transformers", "compressed-tensors")
 KEY_VARIABLE = "PILOTAGE_ENGINE_KEY"
 """Environment variable by which the harness's process gets the server's random key."""
 
@@ -44,14 +45,21 @@ def stage(
         },
         parents={"prompts": prompts, **parents},
         inputs={
-            "task": digest_of_folder((TASKS_DIR / suite.task).parent),
+            "task": task_digest(TASKS_DIR / suite.task),
             "scoring": digest_of_file(Path(scoring.__file__)),
         },
         tools={
-            "vllm": engine_version(),
+            **({"vllm": engine_version()} if engine == "vllm" else tools(*REFERENCE_TOOLS)),
             "lm_eval": str(driver_versions()["lm_eval"]),
         },
     )
+
+
+def task_digest(task_file: Path) -> str:
+    """Digest of a task's own files; what Python leaves beside them does not count."""
+    folder = task_file.parent
+    own = [path for path in files_below(folder) if path.suffix in (".yaml", ".py")]
+    return digest_of_folder(folder, own)
 
 
 @task(name="accuracy", **TASK_OPTIONS)

@@ -17,9 +17,11 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from registry.digests import digest_of, digest_of_file
 from tasks import demo_phrases_en, demo_phrases_zh
 
 Record = dict[str, Any]
@@ -80,6 +82,12 @@ EMOJI = ("🙏", "😊", "😡", "🚚", "📦", "👍", "⏰", "❗", "😭", "
 
 _LANGUAGES: dict[str, ModuleType] = {"zh": demo_phrases_zh, "en": demo_phrases_en}
 _ATTEMPTS = 400
+
+
+def source_digest() -> str:
+    """Digest of the generator's own files: other phrases are other data under the same seed."""
+    modules = (Path(__file__), Path(demo_phrases_en.__file__), Path(demo_phrases_zh.__file__))
+    return digest_of([digest_of_file(path) for path in modules])
 
 
 def generate(seed: int, sizes: Mapping[str, int]) -> dict[str, list[Record]]:

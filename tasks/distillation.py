@@ -27,7 +27,7 @@ def stage(recipe: DistillRecipe, base: Stage, data: Stage) -> Stage:
         version=VERSION,
         config=recipe.model_dump(mode="json", exclude={"description", "student"}),
         parents={"base": base, "data": data},
-        tools=tools("torch", "transformers", "peft", "trl"),
+        tools=tools("torch", "transformers", "peft", "accelerate"),
     )
 
 

@@ -15,6 +15,7 @@ from prefect import task
 
 from eval_suites.schema import LoadProfile
 from registry.artifacts import ArtifactRef, Stage
+from registry.errors import InfrastructureError
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.store import Absent
 from tasks.serving import ServedBundle
@@ -91,8 +92,13 @@ def measure_latency(
             "hardware": hardware_fingerprint(),
             "engine": served.engine,
         }
-        result = generator.measure(job)
-        server.check_alive()
+        try:
+            result = generator.measure(job)
+            server.check_alive()
+        except InfrastructureError:
+            # The generator works once; another try needs a new one.
+            served.reset()
+            raise
         return result
 
     return make(stage, produce, fresh=young_enough(max_age_days))

@@ -9,11 +9,12 @@ from prefect import task
 
 from recipes.schema import DemoModel, ModelSource, PackagedGguf, PathModel, PrunedModel
 from registry.artifacts import ArtifactRef, Stage
-from registry.digests import digest_of_folder
+from registry.digests import digest_of_file, digest_of_folder
 from registry.errors import UserError
 from registry.provenance import tools
 from registry.settings import settings
 from tasks import demo_data
+from tasks.engines import tiny_llama
 from tasks.engines.model_files import check_weights
 from tasks.engines.subprocesses import run_job
 from tasks.prompt_files import write_jsonl
@@ -27,8 +28,13 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
     config: dict[str, Any] = source.model_dump(mode="json")
     parents: dict[str, Stage | None] = {}
     names: tuple[str, ...] = ()
+    inputs: dict[str, str] = {}
     if isinstance(source, DemoModel):
         config["seed"] = seed
+        inputs = {
+            "generator": demo_data.source_digest(),
+            "trainer": digest_of_file(Path(tiny_llama.__file__)),
+        }
         parents = {"tokenizer": teacher} if source.role == "student" else {}
         names = ("torch", "transformers", "tokenizers")
     elif isinstance(source, PrunedModel):
@@ -53,6 +59,7 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
         version=VERSION,
         config=config,
         parents=needed,
+        inputs=inputs,
         tools=tools(*names),
     )
 

@@ -22,6 +22,7 @@ from recipes.schema import (
     DemoModel,
     DistillRecipe,
     DraftRecipe,
+    FilePrompts,
     QuantizeRecipe,
     ReleaseRecipe,
     ServeRecipe,
@@ -115,7 +116,10 @@ class ReleasePlan:
             self.draft,
         ]
         for candidate in self.candidates:
-            ordered += [candidate.serving, candidate.accuracy, candidate.latency]
+            measured = [candidate.accuracy, candidate.latency]
+            if serving.known_infeasible(candidate.serving):
+                measured = [candidate.accuracy_reference]
+            ordered += [candidate.serving, *measured]
         # Two candidates may share a quantization.
         return list({stage.key: stage for stage in ordered if stage is not None}.values())
 
@@ -178,6 +182,8 @@ def resolve(
         wanted: read(partial(_named, "serve", wanted, ServeRecipe, named["serve"]))
         for wanted in dict.fromkeys(serve_names)
     }
+    if nested["draft"] and release.draft is None:
+        problems.append(Problem("--set draft...", "the release names no draft recipe"))
     suite = read(lambda: load_accuracy(release.accuracy, nested["accuracy"]))
     load = read(lambda: load_profile(release.load, nested["load"]))
     policy = read(lambda: load_policy(release.policy, nested["policy"]))
@@ -302,6 +308,15 @@ def _mismatches(
                 f"release {release.model}: prompts.sizes.eval",
                 f"is {asked}, the accuracy suite asks {suite.items} items",
                 "raise it, or lower accuracy.items",
+            )
+        )
+    if isinstance(release.prompts, FilePrompts) and release.prompts.mapping.reference is None:
+        problems.append(
+            Problem(
+                f"release {release.model}: prompts.mapping.reference",
+                "is not given, so no answer could be scored",
+                "name the column with the right answer, e.g. "
+                "--set prompts.mapping.reference=category",
             )
         )
     sent = load.warmup_requests + sum(

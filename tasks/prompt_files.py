@@ -167,7 +167,8 @@ def apply_template(
 
 def labels_of(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Every intent that a reference names, in alphabetical order."""
-    return sorted({record["reference"]["intent"] for record in records if record["reference"]})
+    named = ((record["reference"] or {}).get("intent") for record in records)
+    return sorted({str(intent) for intent in named if intent is not None})
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -206,7 +207,7 @@ def _jsonl_rows(path: Path, text: str) -> list[Row]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             problems.append(Problem(f"{path}:{number}", f"not JSON: {error}"))
             continue
@@ -217,6 +218,10 @@ def _jsonl_rows(path: Path, text: str) -> list[Row]:
     if problems:
         raise UserError(_shown(problems, path))
     return rows
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _csv_rows(path: Path, text: str) -> list[Row]:

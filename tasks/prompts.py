@@ -38,7 +38,8 @@ def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int =
     config: dict[str, Any] = {"seed": seed, "prompts": recipe.model_dump(mode="json")}
     if isinstance(recipe, DemoPrompts):
         config["pretrain_messages"] = pretrain_messages
-        return Stage(name="prompts", label="demo", version=VERSION, config=config)
+        inputs = {"generator": demo_data.source_digest()}
+        return Stage(name="prompts", label="demo", version=VERSION, config=config, inputs=inputs)
     path = Path(recipe.path)
     # Where the file lies does not count, what its rows say does.
     config["prompts"].pop("path")
@@ -86,7 +87,10 @@ def demo_parts(stage: Stage, recipe: DemoPrompts) -> dict[str, list[dict[str, An
     share = len(demo_data.SEGMENTS) / len(kept)
     sizes: dict[str, int] = {part: math.ceil(size * share) for part, size in recipe.sizes.items()}
     sizes["pretrain"] = stage.config["pretrain_messages"]
-    made = demo_data.generate(stage.config["seed"], sizes)
+    try:
+        made = demo_data.generate(stage.config["seed"], sizes)
+    except ValueError as error:
+        raise UserError.at("prompts.sizes", str(error), "ask for fewer messages") from None
     return {
         part: [row for row in made[part] if row["segment"] in kept][:size]
         for part, size in recipe.sizes.items()

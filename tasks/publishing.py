@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from filelock import FileLock
 from prefect import task
 
 from eval_suites.gates import release_verdict
@@ -28,17 +29,20 @@ from registry.promotion import (
     promote,
     register_candidate,
 )
-from registry.provenance import provenance
+from registry.provenance import engine_version, provenance
 from registry.report import report_path, write_report
 from registry.settings import settings
 from registry.store import Absent
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, StageRecord, Tracker, asking_mlflow
-from tasks.engines.vllm_server import command
+from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
 from tasks.judging import Measured, select
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.progress import LOG
 from tasks.reporting import report_details
 from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
+
+PUBLISH_WAIT = 600.0
+"""Seconds that a release waits for another one of the same model to be recorded."""
 
 
 def tracker() -> Tracker:
@@ -59,7 +63,24 @@ def publish(
     teacher: Measured,
     seconds: float,
 ) -> ReleaseOutcome:
-    """Record every candidate, promote the best passing one, and say what came of the release."""
+    """Record every candidate, promote the best passing one, and say what came of the release.
+
+    One release of a model at a time: what is looked for before it is made must not be made by
+    another in between.
+    """
+    locks = settings().home / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / f"{todo.resolved.release.model}.lock", timeout=PUBLISH_WAIT):
+        return _publish(todo, candidates, measured, teacher, seconds)
+
+
+def _publish(
+    todo: ReleasePlan,
+    candidates: Sequence[CandidateOutcome],
+    measured: Sequence[Measured],
+    teacher: Measured,
+    seconds: float,
+) -> ReleaseOutcome:
     recipes = todo.resolved
     release = recipes.release
     records = tracker()
@@ -238,9 +259,14 @@ def promoted_bundle(reference: str) -> Bundle:
 
         mlflow.set_tracking_uri(settings().tracking_uri)
         text = mlflow.artifacts.load_text(f"{version.source.rstrip('/')}/{BUNDLE_FILE}")
-    document = json.loads(text)
-    named = document.pop("digest")
-    bundle = Bundle.model_validate(document)
+    try:
+        document = json.loads(text)
+        named = document.pop("digest")
+        bundle = Bundle.model_validate(document)
+    except (ValueError, KeyError, AttributeError):
+        raise UserError.at(
+            reference, f"its {BUNDLE_FILE} cannot be read", "release again"
+        ) from None
     if bundle.digest != named or named != version.tags.get(TAG_BUNDLE):
         raise UserError.at(
             reference, "bundle.json is not the bundle that was gated", "release again"
@@ -254,6 +280,13 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
     Every file of target and draft is compared with the digest that was gated first.
     """
     bundle = promoted_bundle(reference)
+    if engine_version() != bundle.engine_version:
+        raise UserError.at(
+            f"PILOTAGE_SERVE_PYTHON={settings().serve_python}",
+            f"has {bundle.engine} {engine_version()}; {reference} was gated with "
+            f"{bundle.engine_version}",
+            "install the version that was gated, or release again with this one",
+        )
     for part in filter(None, (bundle.target, bundle.draft)):
         if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
             raise UserError.at(
@@ -270,4 +303,4 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
         bundle.draft.path if bundle.draft else None,
         bundle.num_speculative_tokens or 0,
     )
-    return words, dict(bundle.env)
+    return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}

@@ -6,6 +6,7 @@ engine's reason why it does not; both are remembered, for this hardware and this
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,10 +20,11 @@ from recipes.schema import ServeRecipe, TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
 from registry.digests import digest_of, digest_of_listing
-from registry.errors import Infeasible
+from registry.errors import Infeasible, InfrastructureError
 from registry.evidence import ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
+from registry.store import Absent
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
 from tasks.stages import TASK_OPTIONS, artifact_of, make, store
@@ -105,14 +107,26 @@ class ServedBundle:
         if not self._started:
             self._running.enter_context(self._server)
             self._started = True
-        self._server.check_alive()
+        try:
+            self._server.check_alive()
+        except InfrastructureError:
+            self.reset()
+            raise
         return self._server
+
+    def reset(self) -> None:
+        """End what runs, so that another try starts a server and a generator of its own."""
+        self._running.close()
+        self._started = False
+        self._generator = None
 
     @property
     def load_generator(self) -> VllmBench:
         """The process that sends load. Asked for early, its import overlaps the server's start."""
         if self._generator is None:
-            log = self.log.with_name(f"load-{self.log.name.removeprefix('serve-')}")
+            # Two releases may measure one bundle at once; job and result lie beside the log.
+            name = f"load-{os.getpid()}-{self.log.name.removeprefix('serve-')}"
+            log = self.log.with_name(name)
             generator = VllmBench(self._server.api_key, log=log)
             self._generator = self._running.enter_context(generator)
         return self._generator
@@ -180,7 +194,21 @@ def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
         write_summary(folder, evidence)
         return facts
 
-    return make(stage, produce)
+    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary))
+
+
+def short_of_memory(summary: dict[str, Any]) -> bool:
+    """A refusal for want of memory may be of this hour only, so it is tried again every time."""
+    return not summary["feasible"] and "memory" in str(summary.get("reason", "")).lower()
+
+
+def known_infeasible(stage: Stage) -> bool:
+    """Whether the store remembers that this hardware cannot serve the bundle."""
+    try:
+        summary = store().find(stage).summary
+    except Absent:
+        return False
+    return not summary["feasible"] and not short_of_memory(summary)
 
 
 def serving_evidence(ref: ArtifactRef) -> ServingEvidence:

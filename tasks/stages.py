@@ -53,6 +53,8 @@ def begin_run(planned: int) -> None:
     _planned = planned
     _run.clear()
     _made.clear()
+    for stale in store().remove_stale():
+        LOG.info("removed %s, left by a writer that crashed", stale.name)
 
 
 def stages_of_run() -> list[StageOutcome]:

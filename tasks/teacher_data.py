@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from recipes.schema import TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import InfrastructureError, Problem, StageFailed
+from registry.provenance import engine_version
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, generate
 from tasks.prompt_files import read_jsonl, write_jsonl
 from tasks.serving import Served
@@ -43,6 +44,7 @@ def stage(
             "engine": config,
         },
         parents={"prompts": prompts, **parents},
+        tools={"vllm": engine_version()} if parents else {},
     )
 
 

@@ -335,7 +335,7 @@ def _conversations(file: str | None, samples: int, seed: int) -> list[list[Mappi
     """
     if file is None:
         return []
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    lines = Path(file).read_text(encoding="utf-8").split("\n")
     rows = [json.loads(line)["messages"] for line in lines if line.strip()]
     if len(rows) < samples / 2:
         raise StageFailed(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.errors import InfrastructureError
+from tasks.engines.openai_chat import Endpoint
 
 DEFAULT_SEED = 1234
 """What lm-eval sends where a suite names no seed; sent by us too, so that it is on record."""
@@ -66,10 +67,10 @@ def served_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> An
         def parse_generations(self, outputs: Any, **_: Any) -> list[str]:
             return [parse_answer(outputs)]
 
-    root = job["model"]["url"].rstrip("/").removesuffix("/v1")
+    endpoint = Endpoint(url=job["model"]["url"], model=job["model"]["served_name"])
     return ServedModel(
-        model=job["model"]["served_name"],
-        base_url=f"{root}/v1/chat/completions",
+        model=endpoint.model,
+        base_url=endpoint.chat_url,
         num_concurrent=job["concurrency"],
         seed=seed(job),
         timeout=job.get("request_timeout", 300),

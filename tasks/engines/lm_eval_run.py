@@ -90,7 +90,7 @@ def read_items(path: Path, count: int) -> list[Row]:
     rows: list[Row] = []
     seen: dict[str, int] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UserError.at(path, f"cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, start=1):

@@ -31,6 +31,10 @@ MARKER = "PILOTAGE_PROCESS"
 """Environment variable that names the tree a process belongs to; inherited by every child."""
 
 
+SECRETS = ("PILOTAGE_TEACHER_API_KEY", "PILOTAGE_MLFLOW_URI")
+"""Ours alone: a key, and an address that may hold a password."""
+
+
 class ProcessTree:
     """A command and everything it starts. Use as a context manager: leaving it ends the tree."""
 
@@ -41,11 +45,18 @@ class ProcessTree:
         log: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path = CHECKOUT,
+        without: Sequence[str] = (),
     ) -> None:
+        """`without`: variables of our own environment, by prefix, that the command must not see."""
         self.command = [str(word) for word in command]
         self.log = log
         self.marker = uuid.uuid4().hex
-        self._env = {**os.environ, **(env or {}), MARKER: self.marker}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith((*SECRETS, *without))
+        }
+        self._env = {**kept, **(env or {}), MARKER: self.marker}
         self._cwd = cwd
         self._note = settings().run_dir / f"{self.marker}.json"
         self.process: subprocess.Popen[bytes] | None = None

@@ -463,7 +463,7 @@ def _records(job: Job) -> list[dict[str, Any]]:
     path = job.data_dir / "pretrain.jsonl"
     if not path.is_file():
         raise UserError.at(path, "no such file", "write the demo's data first")
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     if len(records) <= job.held_out:
         raise UserError.at(
             path, f"{len(records)} records, {job.held_out} of them held out", "give more records"

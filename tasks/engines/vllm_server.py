@@ -382,7 +382,14 @@ class VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         # Not from the checkout: `python -m` would put our packages before vLLM's own imports.
-        tree = ProcessTree(self.command, log=self.log, env=self._env, cwd=self.log.parent)
+        # A variable of the caller's shell would change what is measured and be in no bundle.
+        tree = ProcessTree(
+            self.command,
+            log=self.log,
+            env=self._env,
+            cwd=self.log.parent,
+            without=("VLLM_", "OMP_", "KMP_"),
+        )
         tree.start()
         self._tree = tree
 

@@ -34,7 +34,12 @@ def pilotage(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["release", TINY, "--set", "distill.epochs=-1"], "epochs: Input should be greater than 0"),
         (["release", TINY, "--set", "epochs"], "is not KEY.KEY=VALUE"),
         (["release", TINY, "--set", "nothing=1"], "nothing: unknown key"),
-        (["release", TINY, "--prompts", "none.csv"], "no such file"),
+        (["release", TINY, "--prompts", "README.md"], "no answer could be scored"),
+        (
+            ["release", TINY, "--prompts", "none.csv", "--set", "prompts.mapping.reference=x"],
+            "no such file",
+        ),
+        (["release", TINY, "--set", "teacher.url=localhost:8000"], "must be http(s)://HOST/PATH"),
         (["validate", "README.md"], "README.md"),
         (["validate", "requirements"], "no YAML file there"),
         (["serve", "nothing"], "is not MODEL@ALIAS"),
@@ -66,6 +71,26 @@ def test_a_missing_serve_environment_names_the_command_that_repairs_it(home: Pat
         del os.environ["PILOTAGE_SERVE_PYTHON"]
     assert answer.returncode == 2
     assert "make env" in answer.stderr
+
+
+def test_a_setting_that_cannot_be_read_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_THREADS", "many")
+    answer = pilotage(home, "recipes")
+    assert answer.returncode in (0, 2)
+    answer = pilotage(home, "release", TINY, "--dry-run")
+    assert answer.returncode == 2
+    assert "PILOTAGE_THREADS" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_home_that_cannot_be_made_is_status_4(home: Path) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.write_text("a file, not a folder")
+    answer = pilotage(home, "release", TINY, "--dry-run")
+    assert answer.returncode == 4, answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_a_dry_run_shows_the_plan_and_makes_nothing(home: Path) -> None:

@@ -267,6 +267,17 @@ def test_smoke_evidence_never_passes() -> None:
     assert judge(rule(), bad, theirs).result is Verdict.FAIL
 
 
+def test_a_handful_of_items_decides_nothing() -> None:
+    few = {"items_asked": 99, "items_scored": 99}
+    own = CandidateEvidence(bundle="c", accuracy=accuracy("c", **few))
+    teacher = CandidateEvidence(bundle="t", accuracy=accuracy("t", **few))
+    result = judge(rule(), own, teacher)
+    assert result.result is Verdict.INCONCLUSIVE
+    assert "fewer than 100 decide nothing" in result.reason
+    assert judge(rule(min_items=99), own, teacher).result is Verdict.PASS
+    assert judge(rule(margin=1.0, min_items=1000), own, teacher).result is not Verdict.PASS
+
+
 def test_implausibly_good_is_anomalous() -> None:
     check = rule(kind="implausible", reference="student", margin=0.1)
     student = with_metrics("s", {"hit_rate": 0.5})

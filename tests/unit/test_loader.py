@@ -60,7 +60,8 @@ def test_every_mistake_at_once(tmp_path: Path) -> None:
         ("kind: [\n", "not YAML"),
         ("kind: !!python/object:os.system x\n", "not YAML"),
         ("? [a]\n: b\n", "a key must be plain text"),
-        ("a: &a [*a]\nkind: distill\n", "description is missing"),
+        ("a: &a [*a]\nkind: distill\n", "a value that no recipe can have"),
+        ("kind: distill\nlora: {r: .inf}\n", "a value that no recipe can have"),
     ],
 )
 def test_what_is_no_recipe(tmp_path: Path, text: str, message: str) -> None:

@@ -119,6 +119,24 @@ def test_parquet(tmp_path: Path) -> None:
         read_rows(path)
 
 
+def test_nan_is_no_json_and_odd_columns_have_a_digest(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    import pandas
+
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "score": NaN}')
+    with pytest.raises(UserError, match=r"p\.jsonl:1: not JSON: NaN is no JSON number"):
+        read_rows(path)
+    table = tmp_path / "p.parquet"
+    moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    pandas.DataFrame(
+        {"prompt": ["a"], "at": [moment], "price": [decimal.Decimal("1.5")], "raw": [b"x"]}
+    ).to_parquet(table)
+    assert len(digest_of_rows(read_rows(table))) == 64
+
+
 def records(count: int, segments: int = 4) -> list[dict[str, Any]]:
     return [
         {"id": str(n), "segment": f"s{n % segments}", "prompt": f"prompt {n}", "reference": None}
