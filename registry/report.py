@@ -69,7 +69,7 @@ class Response(Detail):
 
     name: str = Field(description="teacher, or a candidate's name.")
     text: str
-    right: bool | None = Field(description="By the suite's first metric; None: not scored.")
+    right: bool | None = Field(description="Full marks in every metric; None: not scored.")
 
 
 class Example(Detail):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.evidence import ITEMS, read_summary
@@ -53,18 +53,20 @@ def report_details(
         student=todo.resolved.release.reference_candidate,
         segments=segments,
         segment_sizes={str(segment): int(count) for segment, count in sizes.items()},
-        examples=examples(todo, tables, metrics[0]),
+        examples=examples(todo, tables, metrics),
         environments=environments(),
     )
 
 
-def examples(todo: ReleasePlan, tables: Mapping[str, Any], metric: str) -> list[Example]:
-    """Items on which the answers differ most in `metric` first, then others, in file order."""
+def examples(
+    todo: ReleasePlan, tables: Mapping[str, Any], metrics: Sequence[str]
+) -> list[Example]:
+    """Items on which the answers differ most in the first metric, then others, in file order."""
     items = read_jsonl(folder_of(todo.prompts) / "eval.jsonl")[: todo.resolved.accuracy.items]
 
     def disagreement(item: dict[str, Any]) -> float:
         scores = [
-            float(table.at[item["id"], metric])
+            float(table.at[item["id"], metrics[0]])
             for table in tables.values()
             if item["id"] in table.index
         ]
@@ -83,7 +85,7 @@ def examples(todo: ReleasePlan, tables: Mapping[str, Any], metric: str) -> list[
                 Response(
                     name=name,
                     text=str(table.at[item["id"], "response"]),
-                    right=bool(table.at[item["id"], metric] == 1),
+                    right=all(table.at[item["id"], metric] == 1 for metric in metrics),
                 )
                 for name, table in tables.items()
                 if item["id"] in table.index

@@ -99,8 +99,16 @@ def test_1_killed_in_the_middle_then_run_again(story: Path, environment: dict[st
     assert result["verdict"] == "PASS"
     assert result["version"] == 1
     assert result["champion"]["version"] == 1
-    assert [one["name"] for one in result["candidates"]] == ["bf16", "w8a8_int8-eagle3"]
-    assert all(one["verdict"] == "PASS" for one in result["candidates"])
+    assert {one["name"]: one["verdict"] for one in result["candidates"]} == {
+        "bf16": "PASS",
+        "w8a8_int8-eagle3": "PASS",
+        "refused": "INFEASIBLE",
+    }
+    refused = result["candidates"][-1]
+    assert "Unknown quantization method: bitsandbytes" in refused["reasons"][0]
+    # The reference engine measured its accuracy all the same, for the report.
+    assert refused["engines"]["accuracy"].startswith("transformers ")
+    assert refused["latency"] == []
     by_name = {stage["name"]: stage for stage in result["stages"]}
     for finished in ("prompts demo", "model teacher", "teacher_data", "model student"):
         assert by_name[finished]["reused"], finished
@@ -136,7 +144,7 @@ def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, st
     keys = [run.data.tags["pilotage.key"] for run in runs if run not in parents]
     assert sorted(keys) == sorted({stage["key"] for stage in result["stages"]})
     models = client.search_logged_models([experiment.experiment_id])
-    assert sorted(model.name for model in models) == ["bf16", "w8a8_int8-eagle3"]
+    assert sorted(model.name for model in models) == ["bf16", "refused", "w8a8_int8-eagle3"]
     champion = client.get_model_version_by_alias("tiny-assistant", "champion")
     assert champion.tags["pilotage.bundle"] == result["champion"]["bundle"]
     assert len(client.search_model_versions("name = 'tiny-assistant'")) == 1
@@ -144,7 +152,7 @@ def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, st
 
 def test_4_the_draft_is_measured_by_the_engine(story: Path) -> None:
     result = document(story / "first.log")
-    plain, drafted = result["candidates"]
+    plain, drafted, _ = result["candidates"]
     assert all(point["acceptance_length"] is None for point in plain["latency"])
     assert all(point["acceptance_length"] >= 1.0 for point in drafted["latency"])
     assert [point["rate"] for point in drafted["latency"]] == [1.0, 2.0, 3.0]
