@@ -58,9 +58,7 @@ def report_details(
     )
 
 
-def examples(
-    todo: ReleasePlan, tables: Mapping[str, Any], metrics: Sequence[str]
-) -> list[Example]:
+def examples(todo: ReleasePlan, tables: Mapping[str, Any], metrics: Sequence[str]) -> list[Example]:
     """Items on which the answers differ most in the first metric, then others, in file order."""
     items = read_jsonl(folder_of(todo.prompts) / "eval.jsonl")[: todo.resolved.accuracy.items]
 
