@@ -87,6 +87,19 @@ def score_label(response: str, reference: Mapping[str, Any]) -> dict[str, float]
     }
 
 
+def label_named(response: str, reference: Mapping[str, Any]) -> float:
+    """1 when a reply in sentences names the right label and no other one, else 0.
+
+    For models that answer a question with prose: `The question is about changing the PIN` names
+    none, `This is about the age limit.` names `age_limit`. A name is the label's words in order,
+    whatever stands between them: spaces, hyphens or underscores.
+    """
+    text = f"_{normalised_label(re.sub(r'[^0-9A-Za-z一-鿿]+', ' ', response))}_"
+    wanted = normalised_label(reference["intent"])
+    others = {normalised_label(each) for each in reference.get("labels") or ()} - {wanted}
+    return float(f"_{wanted}_" in text and not any(f"_{other}_" in text for other in others))
+
+
 def normalised_label(text: str) -> str:
     """Case, outer quotes, brackets and final stop removed; spaces and hyphens as `_`."""
     plain = unicodedata.normalize("NFKC", text).casefold().strip(" \t\r\n\"'`*.。:;,!()[]{}<>“”‘’")

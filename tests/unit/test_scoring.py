@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from eval_suites.scoring import METRICS, WEIGHTS, normalised_label, rubric, score, score_label
+from eval_suites.scoring import (
+    METRICS,
+    WEIGHTS,
+    label_named,
+    normalised_label,
+    rubric,
+    score,
+    score_label,
+)
 
 PROMPT = "please send FT4821 to Wuhan instead, 300 yuan ok"
 REFERENCE = {
@@ -171,3 +179,19 @@ def test_labels_without_a_list() -> None:
 
 def test_normalised_label() -> None:
     assert normalised_label("**Why verify - Identity?**") == "why_verify_identity?"
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("This is about a change PIN request.", 1.0),
+        ("change-pin", 1.0),
+        ("Changing the pin.", 0.0),
+        ("Either change_pin or age limit.", 0.0),
+        ("exchange pin", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_reply_in_sentences_names_one_label(response: str, expected: float) -> None:
+    reference = {"intent": "change_pin", "labels": ["change_pin", "age_limit"]}
+    assert label_named(response, reference) == expected

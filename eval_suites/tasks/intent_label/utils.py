@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval_suites.scoring import score_label
+from eval_suites.scoring import label_named, score_label
 
 
 def prompt(doc: dict[str, Any]) -> str:
@@ -17,4 +17,5 @@ def target(doc: dict[str, Any]) -> str:
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return score_label(results[0], doc["reference"])
+    named = {"label_named": label_named(results[0], doc["reference"])}
+    return score_label(results[0], doc["reference"]) | named
