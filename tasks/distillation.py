@@ -18,7 +18,7 @@ from tasks.engines.model_files import check_side_files
 from tasks.engines.subprocesses import run_job
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
-VERSION = 1
+VERSION = 2
 
 
 def stage(recipe: DistillRecipe, base: Stage, data: Stage) -> Stage:

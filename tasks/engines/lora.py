@@ -252,6 +252,7 @@ def _merge_and_save(
     if any("lora_" in name for name, _ in merged.named_parameters()):
         raise StageFailed(Problem(str(merged_folder), "adapter weights were left after merging"))
     exact = merge_check.compared(wanted, merge_check.logits(merged, sequences))
+    cut = merge_check.compared(wanted, merge_check.cut_logits(merged, sequences))
 
     stored_dtype = AutoConfig.from_pretrained(base).dtype or torch.bfloat16
     merged.config.dtype = stored_dtype
@@ -261,7 +262,7 @@ def _merge_and_save(
     model_files.check_side_files(merged_folder, base, "distill")
     reloaded = AutoModelForCausalLM.from_pretrained(merged_folder, dtype=torch.float32)
     stored = merge_check.compared(wanted, merge_check.logits(reloaded.eval(), sequences))
-    merge_check.check(exact, stored, str(merged_folder))
+    merge_check.check(exact, stored, cut, str(merged_folder))
 
     samples = [
         {
@@ -271,7 +272,8 @@ def _merge_and_save(
         }
         for example, sequence in zip(held_out[:3], sequences, strict=False)
     ]
-    return {"float32": exact, "stored": stored, "stored_dtype": str(stored_dtype)}, samples
+    found = {"float32": exact, "stored": stored, "cut": cut, "stored_dtype": str(stored_dtype)}
+    return found, samples
 
 
 if __name__ == "__main__":

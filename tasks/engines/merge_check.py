@@ -16,12 +16,8 @@ MAX_FLOAT32 = 2e-4
 """Largest difference between merged and applied adapter in float32, relative to the spread of the
 logits: only the order of additions differs. Measured 4e-6 (2 layers), 1.5e-5 (SmolLM2)."""
 
-MAX_STORED_MEAN = 0.05
-"""Mean difference of the stored weights' logits, relative to their spread. Rounding to bf16 (8
-significant bits: relative error up to 2^-9 per weight) gave 0.001 (2 layers), 0.017 (SmolLM2)."""
-
-MIN_STORED_AGREEMENT = 0.95
-"""Share of positions with the same greedy token after that rounding; measured 0.998 and 0.985."""
+SLACK = 1e-6
+"""Standard deviations of the logits; a model stored in float32 differs from nothing by this."""
 
 
 def continued(model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
@@ -52,6 +48,25 @@ def logits(model: Any, sequences: Sequence[Sequence[int]]) -> Any:
     return torch.cat(rows)
 
 
+def cut_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Any:
+    """As `logits`, with every float32 weight cut to bf16 toward zero; the weights are put back.
+
+    Cutting errs by up to twice as much as rounding to the nearest does. What it changes is the
+    yardstick for the stored weights: how far rounding moves the logits depends on the model (mean
+    0.001 standard deviations at two layers, 0.017 for SmolLM2, 0.05 with layers taken out of it),
+    so no fixed number says what is "beyond rounding".
+    """
+    import torch
+
+    kept = [(weight, weight.data) for weight in model.parameters()]
+    for weight, whole in kept:
+        weight.data = whole.contiguous().view(torch.int32).bitwise_and(-65536).view(torch.float32)
+    found = logits(model, sequences)
+    for weight, whole in kept:
+        weight.data = whole
+    return found
+
+
 def compared(wanted: Any, found: Any) -> dict[str, Any]:
     """Differences of two logit tables of one shape (positions, vocabulary).
 
@@ -73,8 +88,14 @@ def compared(wanted: Any, found: Any) -> dict[str, Any]:
     }
 
 
-def check(float32: dict[str, Any], stored: dict[str, Any], where: str) -> None:
-    """Raise `StageFailed` unless the merge is exact in float32 and near after rounding."""
+def check(
+    float32: dict[str, Any], stored: dict[str, Any], cut: dict[str, Any], where: str
+) -> None:
+    """Raise `StageFailed` unless the merge is exact in float32 and stored within rounding.
+
+    Each is the answer of `compared` against the applied adapter: of the merged float32 weights,
+    of the weights read back from disk, and of the merged weights cut to bf16 (`cut_logits`).
+    """
     problems = []
     # Written as "not below", so that a NaN is a failure.
     if not float32["max_relative"] <= MAX_FLOAT32:
@@ -85,14 +106,13 @@ def check(float32: dict[str, Any], stored: dict[str, Any], where: str) -> None:
                 f"the largest difference may be {MAX_FLOAT32} standard deviations of the logits",
             )
         )
-    near = stored["mean_relative"] <= MAX_STORED_MEAN
-    if not (near and stored["token_agreement"] >= MIN_STORED_AGREEMENT):
+    if not stored["mean_relative"] <= cut["mean_relative"] + SLACK:
         problems.append(
             Problem(
                 where,
                 f"the saved weights differ from the applied adapter beyond rounding: {stored}",
-                f"allowed are a mean of {MAX_STORED_MEAN} standard deviations and "
-                f"{MIN_STORED_AGREEMENT:.0%} equal greedy tokens",
+                f"cutting the same weights to bf16 moves the logits by {cut['mean_relative']:.4f} "
+                "standard deviations on average, and no more is allowed",
             )
         )
     if problems:
