@@ -33,7 +33,9 @@ class LoadProfile(Written):
     description: str
     hardware: str = Field(description="What the limits are meant for; also in the file's name.")
     rates: list[float] = Field(min_length=1, description="Requests per second, rising.")
-    seconds_per_rate: float = Field(gt=0, description="Planned sending time at each rate.")
+    seconds_per_rate: float = Field(
+        gt=0, le=86_400, description="Planned sending time at each rate."
+    )
     warmup_requests: int = Field(default=4, ge=0)
     sampling: Sampling
     burstiness: float = Field(default=1.0, gt=0, description="1: Poisson arrivals.")
@@ -43,8 +45,8 @@ class LoadProfile(Written):
     @field_validator("rates")
     @classmethod
     def _rising(cls, rates: list[float]) -> list[float]:
-        if any(not math.isfinite(rate) or rate <= 0 for rate in rates):
-            raise ValueError("rates must be finite and above 0")
+        if any(not 0 < rate <= 10_000 for rate in rates):
+            raise ValueError("rates must be above 0 and at most 10000 requests/s")
         if rates != sorted(set(rates)):
             raise ValueError("rates must rise")
         return rates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -134,12 +135,20 @@ def main() -> None:
         if _stopped_by:
             print("pilotage: stopped; finished stages are kept and reused", file=sys.stderr)
             sys.exit(128 + _stopped_by[0])
-        if isinstance(error, OSError):
-            # A full disk, a folder that cannot be written: the machine's, not a bug.
-            print(f"pilotage: {error}", file=sys.stderr)
+        service = type(error).__module__.partition(".")[0] in ("httpx", "prefect", "sqlalchemy")
+        if service or isinstance(error, OSError):
+            # A full disk, a server or database that went away: the machine's, not a bug.
+            print(f"pilotage: {type(error).__name__}: {error}", file=sys.stderr)
+            free = shutil.disk_usage(settings().home).free
+            if free < FULL_DISK:
+                where = f"PILOTAGE_HOME={settings().home}"
+                print(f"pilotage: {where} has {free >> 20} MiB left: make room", file=sys.stderr)
             sys.exit(EXIT_INFRASTRUCTURE)
         raise
 
+
+FULL_DISK = 100 << 20
+"""Bytes. With less than this left, the disk is named as the likely cause of a fault."""
 
 _stopped_by: list[int] = []
 
@@ -150,6 +159,9 @@ def _stop(number: int, frame: Any) -> None:
     # A second signal would cut short what ends the servers.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Prefect's client may go on asking a server that got the signal too; ours are ended by then.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
+    signal.alarm(round(3 * settings().stop_grace) + 5)
     sys.exit(128 + number)
 
 

@@ -21,11 +21,26 @@ from registry.errors import Problem, UserError
 
 RECIPES_DIR = Path(__file__).resolve().parent
 MAX_BYTES = 1 << 20
+MAX_ALIASES = 30
+"""A few hundred bytes of aliases to aliases can stand for billions of values."""
+NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What PyYAML and json raise, beside their own errors, for values that no recipe can have."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML keeps the last of two equal keys; here that is a mistake that is named."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MAX_ALIASES:
+                raise yaml.composer.ComposerError(
+                    None, None, f"more than {MAX_ALIASES} aliases", self.peek_event().start_mark
+                )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -56,6 +71,8 @@ _UniqueKeyLoader.add_implicit_resolver(
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises `UserError` naming file and line."""
     try:
+        if path.exists() and not path.is_file():
+            raise UserError.at(path, "is no regular file", "name a YAML file")
         if path.stat().st_size > MAX_BYTES:
             raise UserError.at(path, f"larger than {MAX_BYTES} bytes", "name a YAML file")
         text = path.read_text(encoding="utf-8-sig")
@@ -71,11 +88,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise UserError.at(place, f"not YAML: {error.problem}", "correct that line") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, *NO_VALUE) as error:
         raise UserError.at(path, f"not YAML: {error}", "correct the file") from None
     try:
-        canonical_json(content)
-    except (TypeError, ValueError, RecursionError) as error:
+        canonical_json(content).encode("utf-8")
+    except NO_VALUE as error:
         raise UserError.at(path, f"holds a value that no recipe can have: {error}") from None
     if not isinstance(content, dict):
         raise UserError.at(
@@ -87,9 +104,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def find(name: str, kind: str, root: Path = RECIPES_DIR) -> Path:
     """The file of a recipe or suite by name or path. Raises `UserError` with near matches."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name).expanduser()
-        if path.is_file():
-            return path
+        try:
+            path = Path(name).expanduser()
+            if path.is_file():
+                return path
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UserError.at(f"{name[:200]!a}", str(error), f"name a {kind} file") from None
         raise UserError.at(
             path, "no such file", f"name a {kind} file or one of: {_known(kind, root)}"
         )
@@ -151,9 +171,13 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
             problems.append(Problem(f"--set {assignment}", "is not KEY.KEY=VALUE", "e.g. seed=1"))
             continue
         try:
-            parsed[dotted] = yaml.load(text, _UniqueKeyLoader)
-        except (yaml.YAMLError, ValueError):
-            problems.append(Problem(f"--set {assignment}", "value is not YAML", "quote it"))
+            value = yaml.load(text, _UniqueKeyLoader)
+            canonical_json(value).encode("utf-8")
+            parsed[dotted] = value
+        except (yaml.YAMLError, *NO_VALUE):
+            shown = assignment if len(assignment) <= 80 else assignment[:77] + "..."
+            what = "value is not YAML that a recipe can hold"
+            problems.append(Problem(f"--set {shown!a}", what, "quote it"))
     if problems:
         raise UserError(problems)
     return parsed

@@ -21,7 +21,9 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 class Settings(BaseSettings):
     """Read from the environment when first asked for; frozen afterwards."""
 
-    model_config = SettingsConfigDict(env_prefix="PILOTAGE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="PILOTAGE_", env_ignore_empty=True, frozen=True, extra="ignore"
+    )
 
     home: Path = Field(
         default=CHECKOUT / ".pilotage",
@@ -108,4 +110,11 @@ def settings() -> Settings:
                 for one in error.errors()
             ]
         ) from None
-    return loaded.model_copy(update={"home": loaded.home.expanduser().resolve()})
+    try:
+        home = loaded.home.expanduser().resolve()
+        home.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError.at(
+            f"PILOTAGE_HOME={loaded.home}", str(error), "name a folder that can be written"
+        ) from None
+    return loaded.model_copy(update={"home": home})

@@ -46,6 +46,9 @@ BUNDLE_FILE = "bundle.json"
 
 _TAG_LENGTH = 5000
 """MLflow cuts tags at 8,000 characters, some backends at 5,000."""
+_LOCK_WAIT = 300.0
+"""Seconds that one process waits for another that makes the tables."""
+
 _BATCH = 100
 """Most params or tags in one call; metrics are sent in the same portions."""
 
@@ -111,8 +114,21 @@ class Tracker:
             database = Path(self.uri.removeprefix("sqlite:///"))
             database.parent.mkdir(parents=True, exist_ok=True)
             # Two processes that both find an empty file would both create the tables.
-            with FileLock(f"{database}.lock"):
+            with FileLock(f"{database}.lock", timeout=_LOCK_WAIT):
+                if not database.exists():
+                    self._create(database)
                 return mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+    @staticmethod
+    def _create(database: Path) -> None:
+        """Make the tables beside, then rename: one killed in between leaves no half of them."""
+        import mlflow
+
+        beside = database.with_name(f"{database.name}.new")
+        beside.unlink(missing_ok=True)
+        uri = f"sqlite:///{beside}"
+        mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
+        beside.replace(database)
 
     # -- runs ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from eval_suites.loader import TASKS_DIR
 from eval_suites.schema import AccuracySuite
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of, digest_of_file, digest_of_folder, files_below
+from registry.errors import UserError
 from registry.provenance import driver_versions, engine_version, tools
 from tasks.engines.model_files import chat_template
 from tasks.engines.subprocesses import run_job
@@ -57,6 +58,8 @@ def stage(
 
 def task_digest(task_file: Path) -> str:
     """Digest of a task's own files; what Python leaves beside them does not count."""
+    if not task_file.is_file():
+        raise UserError.at(task_file, "no such lm-eval task", "correct the suite's `task`")
     folder = task_file.parent
     own = [path for path in files_below(folder) if path.suffix in (".yaml", ".py")]
     return digest_of_folder(folder, own)

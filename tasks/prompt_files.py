@@ -9,6 +9,7 @@ mistake of a file is reported at once, by the line an editor shows; nothing is d
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import random
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from recipes.schema import ColumnMapping
-from registry.digests import digest_of
 from registry.errors import Problem, UserError
 
 PARTS = ("train", "calibration", "draft", "eval", "load")
@@ -52,7 +52,9 @@ def read_rows(path: Path) -> list[Row]:
 
 def digest_of_rows(rows: Sequence[Row]) -> str:
     """Digest of what the rows say, not of the bytes they were saved in."""
-    return digest_of([row.columns for row in rows])
+    # Any column may hold anything (NaN, dates, half a surrogate pair), used or not.
+    text = json.dumps([row.columns for row in rows], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def read_records(path: Path, mapping: ColumnMapping) -> list[dict[str, Any]]:
@@ -93,6 +95,12 @@ def read_records(path: Path, mapping: ColumnMapping) -> list[dict[str, Any]]:
             continue
         segment = row.columns.get(mapping.segment) if mapping.segment else "all"
         reference = row.columns.get(mapping.reference) if mapping.reference else None
+        if mapping.reference and reference in (None, "", {}, []):
+            problems.append(Problem(where, f"{mapping.reference} is empty: no right answer"))
+            continue
+        if not all(map(_is_json_text, (identity, segment, reference))):
+            problems.append(Problem(where, "id, segment or reference is no plain JSON value"))
+            continue
         records.append(
             {
                 "id": str(identity),
@@ -263,10 +271,19 @@ def _parquet_rows(path: Path) -> list[Row]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError.at(path, f"not Parquet: {error}", "check the file") from None
-    return [Row(number, row) for number, row in enumerate(table.to_pylist(), start=1)]
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, OverflowError) as error:
+        raise UserError.at(path, f"cannot be read as Parquet: {error}", "check the file") from None
+    return [Row(number, row) for number, row in enumerate(rows, start=1)]
+
+
+def _is_json_text(value: Any) -> bool:
+    """Whether a value can be written to our JSONL files and read back as it is."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _label(reference: Any) -> dict[str, Any] | None:

@@ -41,6 +41,8 @@ def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int =
         inputs = {"generator": demo_data.source_digest()}
         return Stage(name="prompts", label="demo", version=VERSION, config=config, inputs=inputs)
     path = Path(recipe.path)
+    # A bad row, a missing column or too few prompts are found before anything is started.
+    file_parts(recipe, seed)
     # Where the file lies does not count, what its rows say does.
     config["prompts"].pop("path")
     inputs = {"prompts": digest_of_rows(read_rows(path))}

@@ -247,8 +247,11 @@ def promoted_bundle(reference: str) -> Bundle:
     model, _, wanted = reference.partition("@")
     if not model or not wanted:
         raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
+    database = settings().home / "mlflow.db"
+    if not settings().mlflow_uri and not database.exists():
+        raise UserError.at(database, "no such database", "run `pilotage release` first")
     client = tracker().client
-    if wanted.isdecimal():
+    if wanted.isdecimal() and len(wanted) < 10:
         version = numbered_version(client, model, int(wanted))
     else:
         version = current_champion(client, model, wanted)

@@ -88,9 +88,7 @@ def compared(wanted: Any, found: Any) -> dict[str, Any]:
     }
 
 
-def check(
-    float32: dict[str, Any], stored: dict[str, Any], cut: dict[str, Any], where: str
-) -> None:
+def check(float32: dict[str, Any], stored: dict[str, Any], cut: dict[str, Any], where: str) -> None:
     """Raise `StageFailed` unless the merge is exact in float32 and stored within rounding.
 
     Each is the answer of `compared` against the applied adapter: of the merged float32 weights,

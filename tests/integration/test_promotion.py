@@ -342,3 +342,13 @@ def test_artifacts_lie_in_the_given_folder(tracker: Tracker) -> None:
 def test_metric_names() -> None:
     assert clean_name("exact_match,strict-match") == "exact_match_strict-match"
     assert clean_name("p99@2.0") == "p99_2.0"
+
+
+def test_a_process_killed_while_it_made_the_tables_leaves_none(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    # What a kill in the middle of the first migration leaves now: half of it, beside.
+    database.with_name("mlflow.db.new").write_bytes(b"half of a database")
+    again = Tracker(f"sqlite:///{database}", tmp_path / "artifacts")
+    assert again.experiment("model") == again.experiment("model")
+    assert database.exists()
+    assert not database.with_name("mlflow.db.new").exists()

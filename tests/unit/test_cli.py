@@ -43,7 +43,13 @@ def pilotage(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["validate", "README.md"], "README.md"),
         (["validate", "requirements"], "no YAML file there"),
         (["serve", "nothing"], "is not MODEL@ALIAS"),
-        (["serve", "nothing@champion"], "no such model or alias"),
+        (["serve", "nothing@champion"], "no such database"),
+        (["release", TINY, "--set", "distill.epochs=.inf"], "value is not YAML that a recipe"),
+        (["release", TINY, "--set", 'distill.lora.x="\\ud800"'], "value is not YAML that a recipe"),
+        (["release", TINY, "--set", "load.rates=[1e308]"], "at most 10000 requests/s"),
+        (["release", "~nobody-here/a.yaml"], "Could not determine home directory"),
+        (["release", TINY, "--set", "accuracy.task=no/no.yaml"], "no such lm-eval task"),
+        (["validate", "/dev/zero"], "is no regular file"),
     ],
 )
 def test_a_persons_mistake_is_a_message_and_status_2(
@@ -85,11 +91,12 @@ def test_a_setting_that_cannot_be_read_is_named(
     assert "Traceback" not in answer.stderr
 
 
-def test_a_home_that_cannot_be_made_is_status_4(home: Path) -> None:
+def test_a_home_that_cannot_be_made_is_named(home: Path) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     home.write_text("a file, not a folder")
     answer = pilotage(home, "release", TINY, "--dry-run")
-    assert answer.returncode == 4, answer.stderr
+    assert answer.returncode == 2, answer.stderr
+    assert f"PILOTAGE_HOME={home}" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 

@@ -68,6 +68,22 @@ def test_what_is_no_recipe(tmp_path: Path, text: str, message: str) -> None:
     assert any(message in found for found in problems(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["x: !!int ''", "x: !!bool maybe", "x: !!timestamp soon", 'x: "\\UFFFFFFFF"', 'x: "\\ud800"'],
+)
+def test_values_that_yaml_itself_stumbles_over(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError):
+        loader.read_yaml(written(tmp_path, text))
+
+
+def test_aliases_of_aliases_do_not_multiply(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(UserError, match="more than 30 aliases"):
+        loader.read_yaml(written(tmp_path, "\n".join(lines)))
+
+
 def test_a_file_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes("kind: distill # caf\xe9".encode("latin-1"))

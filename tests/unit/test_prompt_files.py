@@ -115,8 +115,18 @@ def test_parquet(tmp_path: Path) -> None:
     pandas.DataFrame({"prompt": ["a", "b"], "id": [1, 2]}).to_parquet(path)
     assert [r["id"] for r in read_records(path, ColumnMapping(id="id"))] == ["1", "2"]
     path.write_text("not parquet")
-    with pytest.raises(UserError, match="not Parquet"):
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
         read_rows(path)
+
+
+def test_a_lone_surrogate_is_named_and_not_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    rows = ['{"prompt": "\\ud800", "label": "a"}', '{"prompt": "b", "label": "\\ud800"}']
+    path.write_text("\n".join([*rows, '{"prompt": "c", "label": ""}']))
+    assert len(digest_of_rows(read_rows(path))) == 64
+    with pytest.raises(UserError) as caught:
+        read_records(path, ColumnMapping(reference="label"))
+    assert [problem.where[-1] for problem in caught.value.problems] == ["1", "2", "3"]
 
 
 def test_nan_is_no_json_and_odd_columns_have_a_digest(tmp_path: Path) -> None:
