@@ -1,0 +1,48 @@
+"""The flow as Prefect sees it: its form, and how a run ends that could not begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.forms import ReleaseRequest
+from flows.release import release_model
+from recipes.loader import shipped
+from registry.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def prefect() -> Iterator[None]:
+    # The first start migrates a database; the default of 30 s was missed on two busy cores.
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+def test_a_mistake_in_a_recipe_ends_the_run_as_failed(prefect: None) -> None:
+    state = release_model(ReleaseRequest(recipe="freight_dmo"), return_state=True)
+    assert state.is_failed()
+    with pytest.raises(UserError, match="did you mean 'freight_demo'"):
+        state.result()
+
+
+def test_a_run_is_named_by_its_recipe(prefect: None) -> None:
+    from prefect.client.orchestration import get_client
+
+    state = release_model(ReleaseRequest(recipe="nope"), return_state=True)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(state.state_details.flow_run_id)
+    assert run.name == "release-nope"
+
+
+def test_the_form_has_its_fields_in_order_and_offers_the_shipped_recipes() -> None:
+    fields = ReleaseRequest.model_json_schema()["properties"]
+    assert [name for name, _ in sorted(fields.items(), key=lambda f: f[1]["position"])] == [
+        "recipe",
+        "overrides",
+        "prompts",
+    ]
+    assert fields["recipe"]["examples"] == shipped("release")
+    assert all(field["description"] for field in fields.values())
+    assert release_model.parameters.model_dump()["required"] == ["request"]
