@@ -16,7 +16,7 @@ import random
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from registry.errors import Problem, UserError
 
 PARTS = ("train", "calibration", "draft", "eval", "load")
 MAX_PROBLEMS_SHOWN = 20
+
+# The csv module refuses fields over 128 KiB unless told; a long message is a message.
+csv.field_size_limit(1 << 30)
 
 
 @dataclass(frozen=True)
@@ -303,7 +306,10 @@ def _doubled(path: Path, records: Sequence[Mapping[str, Any]]) -> list[Problem]:
 
 def _shown(problems: list[Problem], path: Path) -> list[Problem]:
     rest = len(problems) - MAX_PROBLEMS_SHOWN
-    shown = problems[:MAX_PROBLEMS_SHOWN]
+    shown = [
+        replace(problem, remedy=problem.remedy or "correct or remove that row")
+        for problem in problems[:MAX_PROBLEMS_SHOWN]
+    ]
     return [*shown, Problem(str(path), f"and {rest} more bad rows")] if rest > 0 else shown
 
 

@@ -108,6 +108,16 @@ def test_csv_with_line_breaks_inside_quotes(tmp_path: Path) -> None:
     assert [record["prompt"] for record in records] == ["two\r\nlines", "plain"]
 
 
+def test_a_long_csv_field_is_a_field_and_a_bad_row_has_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("prompt\n" + "x" * 300_000 + "\n")
+    assert len(read_rows(path)[0].columns["prompt"]) == 300_000
+    path.write_text("prompt,b\nshort\n")
+    with pytest.raises(UserError) as caught:
+        read_rows(path)
+    assert caught.value.problems[0].remedy == "correct or remove that row"
+
+
 def test_parquet(tmp_path: Path) -> None:
     import pandas
 
