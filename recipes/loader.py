@@ -121,6 +121,11 @@ def find(name: str, kind: str, root: Path = RECIPES_DIR) -> Path:
     raise UserError.at(f"{kind} {name!r}", "no recipe or suite of that name", remedy)
 
 
+def short_name(name: str) -> str:
+    """A recipe's name for people and file names, whether it was given by name or by path."""
+    return Path(name).stem if "/" in name else name
+
+
 def shipped(kind: str, root: Path = RECIPES_DIR) -> list[str]:
     """Names of the files of one kind that come with the checkout."""
     return sorted(path.stem for path in _files(kind, root))

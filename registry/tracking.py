@@ -184,10 +184,6 @@ class Tracker:
                 for stage in stages
             }
 
-    def stage_run(self, parent: str, stage: StageRecord) -> str:
-        """Record one stage; see `stage_runs`."""
-        return self.stage_runs(parent, [stage])[stage.key]
-
     def _stage_run(
         self, experiment: str, parent: str, stage: StageRecord, known: tuple[str, str] | None
     ) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -197,7 +196,7 @@ def resolve(
     if problems:
         raise UserError(problems)
     return ResolvedRelease(
-        name=Path(name).stem if "/" in name else name,
+        name=loader.short_name(name),
         release=release,
         teacher=teacher,
         distill=distill,

@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect import task
 
+from recipes.loader import short_name
 from recipes.schema import QuantizeRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.provenance import tools
@@ -31,7 +32,7 @@ def stage(name: str, recipe: QuantizeRecipe, student: Stage, data: Stage, prompt
         parents["calibration"] = data if business else prompts
     return Stage(
         name="quantize",
-        label=Path(name).stem if "/" in name else name,
+        label=short_name(name),
         version=VERSION,
         config=recipe.model_dump(mode="json", exclude={"description"}),
         parents=parents,

@@ -327,9 +327,9 @@ def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(tracker.client, "set_terminated", _die)
         with pytest.raises(KeyboardInterrupt):
-            tracker.stage_run(parent, stage(1))
-    run_id = tracker.stage_run(parent, stage(1))
-    assert tracker.stage_run(parent, stage(1)) == run_id
+            tracker.stage_runs(parent, [stage(1)])
+    run_id = tracker.stage_runs(parent, [stage(1)])[stage(1).key]
+    assert tracker.stage_runs(parent, [stage(1)]) == {stage(1).key: run_id}
     assert len(tracker.client.get_metric_history(run_id, "latency.rate")) == 2
 
 
