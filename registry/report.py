@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.evidence import LoadPoint
+from registry.gate_outcome import LoosenedGate, WaiverShown
 from registry.outcome import CandidateOutcome, GateResult, ReleaseOutcome, Verdict
 from registry.settings import settings
 
@@ -93,6 +94,11 @@ class ReportDetails(Detail):
     )
     segment_sizes: dict[str, int] = Field(default_factory=dict, description="Items by segment.")
     examples: list[Example] = Field(default_factory=list)
+    waivers: list[WaiverShown] = Field(default_factory=list)
+    loosened: list[LoosenedGate] = Field(default_factory=list)
+    notes: list[str] = Field(
+        default_factory=list, description="Corrections made, looks, what else the gates say."
+    )
     environments: dict[str, dict[str, str]] = Field(
         default_factory=dict, description="By title, e.g. `driver`, `serve`, `hardware`."
     )
@@ -130,6 +136,8 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
         promoted=next((c for c in candidates if c.name == outcome.promoted), None),
         counts=outcome.counts(),
         sla=sla,
+        bounded=any(gate.bound is not None for c in candidates for gate in c.gates),
+        waived=[(c, gate) for c in candidates for gate in c.gates if gate.waived is not None],
         gate_names=list(dict.fromkeys(gate.name for c in candidates for gate in c.gates)),
         metrics=_metric_names(outcome, details),
         at_sla={c.name: point_at(c.latency, rate) for c in candidates},
@@ -328,6 +336,38 @@ def gate_value(value: float | None, metric: str) -> str:
     return short_ms(value) if metric.endswith("_ms") else number(value, 4)
 
 
+RATIOS = ("retention", "length", "ratio")
+DIFFERENCES = ("non_inferiority", "regression", "slice", "implausible")
+
+
+def scaled(value: float | None, gate: GateResult) -> str:
+    """An estimate, a bound or an effect on the scale of the gate's margin."""
+    if value is None:
+        return "–"
+    sign = "+" if gate.kind in DIFFERENCES and value >= 0 else "-" if value < 0 else ""
+    own_unit = gate.metric.endswith("_ms") and gate.kind not in RATIOS
+    return sign + (short_ms(abs(value)) if own_unit else number(abs(value), 4))
+
+
+ASKED = {
+    "retention": "≥ ",
+    "floor": "≥ ",
+    "ceiling": "≤ ",
+    "length": "≤ ",
+    "ratio": "≥ ",
+    "implausible": "gain ≤ ",
+}
+"""What a margin asks for, by kind, where every gate of the kind asks for the same side."""
+
+
+def asked(gate: GateResult) -> str:
+    """The side of the margin on which a gate passes, for writing before it."""
+    known = ASKED.get(gate.kind)
+    if known is not None or gate.bound is None or gate.opposite_bound is None:
+        return known or ""
+    return "≥ " if gate.bound <= gate.opposite_bound else "≤ "
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as people say them: `0.4 s`, `48 s`, `3 min 12 s`, `2 h 05 min`."""
     if seconds is None:
@@ -376,6 +416,7 @@ def _environment() -> Environment:
         "cut": cut,
     }
     made.filters.update(filters)
-    made.globals.update(quotient=quotient, gate_value=gate_value, width=WIDTH, height=HEIGHT)
+    made.globals.update(quotient=quotient, gate_value=gate_value, scaled=scaled, asked=asked)
     made.globals.update(left=LEFT, right=RIGHT, top=TOP, bottom=BOTTOM)
+    made.globals.update(width=WIDTH, height=HEIGHT)
     return made

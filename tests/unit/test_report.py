@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,13 +13,16 @@ import pytest
 from registry import report
 from registry.digests import digest_of
 from registry.evidence import LoadPoint, percentiles
+from registry.gate_outcome import LoosenedGate, WaiverShown
 from registry.outcome import (
     CandidateOutcome,
     Champion,
+    Flips,
     GateResult,
     ReleaseOutcome,
     StageOutcome,
     Verdict,
+    Waived,
 )
 from registry.report import Example, ReferenceFigures, ReportDetails, Response, write_report
 
@@ -332,6 +335,168 @@ def test_page_tells_the_whole_story(written: Path) -> None:
         "2 cores, AVX2",
     ):
         assert words in text, words
+
+
+def bounded_gates() -> list[GateResult]:
+    """One gate of each form that statistics can give a result."""
+    retention = GateResult(
+        name="retention_hit_rate",
+        kind="retention",
+        metric="accuracy.hit_rate",
+        tier="critical",
+        result=Verdict.INCONCLUSIVE,
+        estimate=0.9312,
+        bound=0.8871,
+        opposite_bound=0.9733,
+        margin=0.9,
+        level=0.0125,
+        p_value=0.11,
+        method="score interval of paired proportions",
+        candidate=0.843,
+        reference=0.905,
+        reference_name="teacher",
+        ratio=0.9315,
+        n=200,
+        units=171,
+        mde=0.9577,
+        needed=640,
+        reason="the interval 0.8871 to 0.9733 straddles 0.9",
+    )
+    regression = retention.model_copy(
+        update={
+            "name": "regression_hit_rate",
+            "kind": "regression",
+            "result": Verdict.FAIL,
+            "estimate": -0.045,
+            "bound": -0.0712,
+            "opposite_bound": -0.0203,
+            "margin": -0.02,
+            "mde": 0.0041,
+            "needed": None,
+            "reference_name": "champion",
+            "flips": Flips(
+                gained=2,
+                lost=11,
+                gained_items=["eval-0003"],
+                lost_items=["eval-0008", "<b>eval-0013</b>"],
+                mcnemar_p=0.02246,
+            ),
+            "waived": Waived(owner="ops", reason="known bad labels", expires=date(2030, 2, 1)),
+            "reason": "loses 0.045 to the champion",
+        }
+    )
+    worst = retention.model_copy(
+        update={
+            "name": "worst_segment",
+            "kind": "slice",
+            "tier": "supporting",
+            "result": Verdict.PASS,
+            "estimate": -0.01,
+            "bound": -0.048,
+            "opposite_bound": 0.028,
+            "margin": -0.05,
+            "mde": None,
+            "needed": None,
+            "slice": "segment=driver_zh",
+            "reason": "the worst slice loses 0.01",
+        }
+    )
+    return [retention, regression, worst]
+
+
+def bounded_release() -> ReleaseOutcome:
+    judged = candidate("w8a8_int8", 0.004, 520).model_copy(
+        update={"gates": bounded_gates(), "verdict": Verdict.INCONCLUSIVE}
+    )
+    return release().model_copy(update={"candidates": [judged], "promoted": None})
+
+
+def bounded_details() -> ReportDetails:
+    return details().model_copy(
+        update={
+            "waivers": [
+                WaiverShown(
+                    gate="regression_hit_rate", owner="ops", reason="known bad labels",
+                    expires=date(2030, 2, 1), state="active",
+                ),
+                WaiverShown(
+                    gate="sla_e2el_p99", owner="infra", reason="old cards",
+                    expires=date(2029, 1, 1), state="expired",
+                ),
+            ],
+            "loosened": [
+                LoosenedGate(
+                    gate="retention_hit_rate", what="margin 0.95 -> 0.90", acknowledged_by=None
+                )
+            ],
+            "notes": ["levels divided among 4 candidates (Holm)"],
+        }
+    )  # fmt: skip
+
+
+def test_nothing_that_decided_is_hidden() -> None:
+    page = page_of(report.render(bounded_release(), bounded_details()))
+    text = re.sub(r"\s+", " ", " ".join(page.text))
+    for words in (
+        "A gate with a bound passes when the bound clears its margin",
+        "bound 0.8871",
+        "other 0.9733",
+        "≥ 0.9",
+        "≥ -0.02",
+        "0.0125",
+        "p 0.11",
+        "171 clusters",
+        "0.9577",
+        "640 more",
+        "score interval of paired proportions",
+        "Worst slice: segment=driver_zh",
+        "-0.0712",
+        "Flips: 2 gained, 11 lost, exact McNemar p 0.022; first lost: eval-0008, "
+        "<b>eval-0013</b>; first gained: eval-0003",
+        "Waived and without a say in this verdict: "
+        "regression_hit_rate of w8a8_int8 (FAIL, ops, until 2030-02-01)",
+        "Waived by ops until 2030-02-01: known bad labels",
+        "sla_e2el_p99 expired infra 2029-01-01 old cards",
+        "retention_hit_rate margin 0.95 -> 0.90 nobody",
+        "levels divided among 4 candidates (Holm)",
+    ):
+        assert words in text, words
+    assert "Point estimates, no bound yet" not in text
+
+
+def test_without_waivers_and_notes_there_is_no_such_section(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    assert "Waivers, loosened gates and notes" not in text
+    assert "<b>Waived</b>" not in text
+
+
+def test_a_bound_tells_which_side_of_the_margin_is_asked_for() -> None:
+    better_when_low = bounded_gates()[1].model_copy(
+        update={"bound": 0.07, "opposite_bound": 0.02, "margin": 0.05}
+    )
+    assert report.asked(better_when_low) == "≤ "
+    assert [report.asked(one) for one in bounded_gates()] == ["≥ "] * 3
+    unbounded = bounded_gates()[1].model_copy(update={"bound": None})
+    assert report.asked(unbounded) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "value", "text"),
+    [
+        ("retention", "accuracy.hit_rate", 0.93124, "0.9312"),
+        ("retention", "latency.e2el_p99_ms", 1.02, "1.0200"),
+        ("ceiling", "latency.e2el_p99_ms", 1234.5, "1.23 s"),
+        ("non_inferiority", "latency.e2el_p99_ms", -1234.5, "-1.23 s"),
+        ("regression", "accuracy.hit_rate", 0.012, "+0.0120"),
+        ("slice", "accuracy.hit_rate", -0.012, "-0.0120"),
+        ("floor", "accuracy.hit_rate", None, "–"),
+    ],
+)
+def test_one_scale_for_estimate_bound_and_margin(
+    kind: str, metric: str, value: float | None, text: str
+) -> None:
+    one = bounded_gates()[0].model_copy(update={"kind": kind, "metric": metric})
+    assert report.scaled(value, one) == text
 
 
 def test_model_output_is_escaped(written: Path) -> None:
