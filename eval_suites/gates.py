@@ -1,400 +1,248 @@
-"""Gates: from evidence and a rule to a result. Pure functions; nothing here measures or waits.
+"""Gates: from evidence and a policy to results. Pure functions; nothing here measures or waits.
 
-What is judged are point estimates: a mean against a mean. There is no bound around them yet, so
-a result close to its margin may be luck, and the report says so. The order of the checks is the
-contract: first whether the numbers exist and may be compared at all, then the comparison. A
-comparison with a missing or not-a-number value would be false, and false must never read as "no
-loss".
+The order of the checks is the contract: whether the numbers exist and may be compared at all,
+then whether a confidence bound clears the margin. PASS when the bound clears it, FAIL when the
+opposite bound is beyond it, INCONCLUSIVE when the interval straddles it. A comparison with a
+missing or not-a-number value would be false, and false must never read as "no loss": it is
+INVALID.
+
+All critical gates must pass, so each keeps its own level (intersection-union test: Berger 1982,
+Technometrics 24:295). What inflates the error is choosing among candidates and looking again:
+levels are shared among the candidates of a release (Holm) and among looks planned beforehand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
 
-from eval_suites.schema import GateRule
-from registry.errors import UserError
-from registry.evidence import (
-    AccuracyEvidence,
-    LatencyEvidence,
-    LoadPoint,
-    ServingEvidence,
-    read_summary,
+from eval_suites.comparable import present
+from eval_suites.load_points import OverEveryLimit
+from eval_suites.point_gates import Point, point_of
+from eval_suites.policy import GateRule, Policy
+from eval_suites.power import minimum_detectable, needed_items
+from eval_suites.questions import (
+    FEWEST_CLUSTERS,
+    Question,
+    estimates_of,
+    questions_of,
+    table_of,
 )
-from registry.outcome import GateResult, Verdict
+from eval_suites.statistics import Estimate, exact_mcnemar, holm_shares
+from registry.evidence import ServingEvidence, Unusable
+from registry.outcome import Flips, GateResult, Verdict, Waived
 
-REFUSALS = (
-    Verdict.INFEASIBLE,
-    Verdict.INVALID,
-    Verdict.ANOMALOUS,
-    Verdict.FAIL,
-    Verdict.INCONCLUSIVE,
-)
-"""A candidate's verdict is the first of these that one of its critical gates has."""
+if TYPE_CHECKING:
+    from registry.evidence_folders import CandidateEvidence
 
-RELEASE_ORDER = (
-    Verdict.INCONCLUSIVE,
-    Verdict.FAIL,
-    Verdict.ANOMALOUS,
-    Verdict.INVALID,
-    Verdict.INFEASIBLE,
-)
-"""A release without a promotion has the best of its candidates' verdicts, in this order."""
-
-SCHEMA_VERSION = 1
-
-MAY_DIFFER = frozenset(
-    {"batch_size", "concurrency", "model", "num_concurrent", "served_model", "timeout", "url"}
-)
-"""Settings that say how the questions were sent, not what was asked."""
-
-ROUNDING = 1e-9
-"""63 right of 70 against 0.90 must not fail by the last bit of a quotient."""
+FLIPS_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class CandidateEvidence:
-    """All evidence of one bundle: a candidate's, or a reference's.
+class Judging:
+    """What all gates of a release are judged with."""
 
-    `bundle` is the digest that every piece of evidence must name. `unreadable` holds, by kind,
-    why a piece could not be read; a gate that needs it is then INVALID with that reason.
-    """
+    policy: Policy
+    references: Mapping[str, CandidateEvidence] = field(default_factory=dict)
+    repeated: tuple[CandidateEvidence, CandidateEvidence] | None = None
+    candidates: int = 1
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
-    bundle: str
-    accuracy: AccuracyEvidence | None = None
-    latency: LatencyEvidence | None = None
-    serving: ServingEvidence | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(
-        cls,
-        bundle: str,
-        *,
-        accuracy: Path | None = None,
-        latency: Path | None = None,
-        serving: Path | None = None,
-    ) -> CandidateEvidence:
-        """Read evidence folders. What cannot be read is kept as a reason, never raised."""
-        folders = {"accuracy": accuracy, "latency": latency, "serving": serving}
-        found: dict[str, Any] = {}
-        unreadable: dict[str, str] = {}
-        for kind, folder in folders.items():
-            if folder is None:
-                continue
-            try:
-                evidence = read_summary(folder)
-            except UserError as error:
-                unreadable[kind] = error.problems[0].where + ": " + error.problems[0].what
-                continue
-            if evidence.kind == kind:
-                found[kind] = evidence
-            else:
-                unreadable[kind] = f"{folder} holds {evidence.kind} evidence, not {kind}"
-        return cls(bundle=bundle, unreadable=unreadable, **found)
-
-
-class _Unusable(Exception):
-    """The numbers cannot be judged; the text is the reason."""
-
-
-class _OverEveryLimit(Exception):
-    """Requests failed, and a failed request counts as slower than any limit."""
+    def waiver(self, gate: str) -> Waived | None:
+        """The waiver of a gate that still stands today."""
+        for waiver in self.policy.waivers:
+            if waiver.gate == gate and waiver.expires >= self.today:
+                return Waived(owner=waiver.owner, reason=waiver.reason, expires=waiver.expires)
+        return None
 
 
 @dataclass(frozen=True)
-class _Measured:
-    value: float
-    n: int
+class _Case:
+    """One rule on one candidate, before the levels are known."""
 
+    rule: GateRule
+    waived: Waived | None
+    questions: list[Question] = field(default_factory=list)
+    estimates: list[Estimate] = field(default_factory=list)
+    share_of_look: float = 1.0
+    settled: GateResult | None = None
+    held: str = ""
+    refusal: str = ""
 
-# -- one gate --------------------------------------------------------------------------------
+    @property
+    def level(self) -> float:
+        # 1 - 0.95 is 0.050000000000000044 in floating point.
+        return round(1 - self.rule.confidence, 12) * self.share_of_look
 
+    @property
+    def cannot_pass(self) -> bool:
+        refused = self.settled is not None and self.settled.result is not Verdict.PASS
+        return refused or bool(self.held or self.refusal)
 
-def judge(
-    rule: GateRule, candidate: CandidateEvidence, reference: CandidateEvidence | None = None
-) -> GateResult:
-    """The result of one rule on one candidate.
-
-    `reference` is the evidence of the bundle that `rule.reference` names; without it a rule
-    that compares is INVALID. Never raises for what the evidence holds: every defect is a result
-    with its reason.
-    """
-    refusal = ""
-    own: _Measured | None = None
-    theirs: _Measured | None = None
-    try:
-        refusal = _infeasible(candidate)
-        own = _measure(rule, candidate, "candidate")
-        if rule.reference is not None:
-            theirs = _referenced(rule, candidate, reference)
-        verdict, estimate, reason = _compare(rule, own.value, theirs.value if theirs else None)
-    except _Unusable as unusable:
-        verdict, estimate, reason = Verdict.INVALID, None, str(unusable)
-    except _OverEveryLimit as over:
-        verdict, estimate, reason = Verdict.FAIL, None, str(over)
-
-    smoke = _smoke(rule, candidate, reference)
-    if verdict is Verdict.PASS and smoke:
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"measured with the smoke suite {', '.join(smoke)}, which can never pass a gate"
-
-    few = rule.metric.startswith("accuracy.") and own is not None and own.n < rule.min_items
-    if verdict is Verdict.PASS and few and own is not None:
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"{own.n} items were scored; fewer than {rule.min_items} decide nothing"
-
-    if refusal:
-        # Accuracy may come from a reference engine; what cannot be served is not promoted.
-        verdict, reason = Verdict.INFEASIBLE, refusal
-
-    return GateResult(
-        name=rule.name,
-        kind=rule.kind,
-        metric=rule.metric,
-        tier=rule.tier,
-        result=verdict,
-        estimate=estimate,
-        margin=rule.margin,
-        candidate=own.value if own else None,
-        reference=theirs.value if theirs else None,
-        reference_name=rule.reference,
-        ratio=own.value / theirs.value if own and theirs and theirs.value != 0 else None,
-        rate=rule.rate,
-        n=own.n if own else None,
-        reason=reason,
-    )
+    def p_value(self) -> float:
+        """The largest of the slices' p-values: the gate passes only where all slices do."""
+        return max(map(_p_pass, self.questions, self.estimates))
 
 
 def judge_all(
-    rules: Iterable[GateRule],
-    candidate: CandidateEvidence,
+    policy: Policy,
+    candidates: Mapping[str, CandidateEvidence],
     references: Mapping[str, CandidateEvidence],
-) -> list[GateResult]:
-    """Every rule's result, in the policy's order; `references` by the names rules use."""
-    return [judge(rule, candidate, references.get(rule.reference or "")) for rule in rules]
+    *,
+    repeated: tuple[CandidateEvidence, CandidateEvidence] | None = None,
+    planned: int = 0,
+    today: date | None = None,
+) -> dict[str, list[GateResult]]:
+    """Every rule's result for every candidate, in the policy's order.
 
-
-def _compare(rule: GateRule, own: float, theirs: float | None) -> tuple[Verdict, float | None, str]:
-    """Verdict, estimate on the margin's scale, and reason, from usable numbers."""
-    name, margin = rule.metric, rule.margin
-    if not math.isfinite(margin):
-        raise _Unusable(f"margin {margin} is not a finite number")
-    if rule.kind == "retention":
-        if theirs is None or theirs <= 0:
-            raise _Unusable(f"the {rule.reference}'s {name} is {theirs}: no ratio to it exists")
-        ratio = own / theirs
-        keeps = f"{ratio:.4f} of the {rule.reference}'s {name} ({own:.4g} / {theirs:.4g})"
-        if ratio >= margin - ROUNDING:
-            return Verdict.PASS, ratio, f"keeps {keeps}, at least {margin:g} asked"
-        return Verdict.FAIL, ratio, f"keeps only {keeps}, {margin:g} asked"
-    if rule.kind == "implausible":
-        assert theirs is not None  # guaranteed by `_referenced`
-        gain = own - theirs
-        text = f"{name} is {gain:+.4g} against the {rule.reference} ({own:.4g} / {theirs:.4g})"
-        if gain > margin + ROUNDING:
-            return Verdict.ANOMALOUS, gain, f"{text}: better by more than {margin:g} is implausible"
-        return Verdict.PASS, gain, f"{text}, within {margin:g}"
-    at = f" at {rule.rate:g} requests/s" if rule.rate is not None else ""
-    if rule.kind == "ceiling":
-        within, limit = own <= margin + ROUNDING, "at most"
-    else:
-        within, limit = own >= margin - ROUNDING, "at least"
-    verdict = Verdict.PASS if within else Verdict.FAIL
-    return verdict, own, f"{name}{at} is {own:.6g}, {limit} {margin:g} asked"
-
-
-# -- numbers, or why there are none ----------------------------------------------------------
-
-
-def _measure(rule: GateRule, evidence: CandidateEvidence, who: str) -> _Measured:
-    """The rule's metric in this evidence. Raises `_Unusable` or `_OverEveryLimit`."""
-    kind, _, metric = rule.metric.partition(".")
-    if kind == "accuracy":
-        return _accuracy(metric, evidence, who)
-    if kind == "latency":
-        return _latency(metric, rule.rate, evidence, who)
-    raise _Unusable(f"no evidence has a metric {rule.metric!r}; use accuracy.* or latency.*")
-
-
-def _present(kind: str, evidence: CandidateEvidence, who: str) -> Any:
-    """The evidence of one kind, after the checks that need no metric."""
-    if kind in evidence.unreadable:
-        raise _Unusable(f"the {who}'s {kind} evidence cannot be used: {evidence.unreadable[kind]}")
-    found = getattr(evidence, kind)
-    if found is None:
-        raise _Unusable(f"there is no {kind} evidence of the {who}")
-    if found.schema_version != SCHEMA_VERSION:
-        raise _Unusable(
-            f"the {who}'s {kind} evidence has schema version {found.schema_version}, "
-            f"not {SCHEMA_VERSION}"
-        )
-    if found.bundle != evidence.bundle:
-        raise _Unusable(
-            f"the {who}'s {kind} evidence names bundle {str(found.bundle)[:12]}, "
-            f"not {evidence.bundle[:12]}"
-        )
-    return found
-
-
-def _accuracy(metric: str, evidence: CandidateEvidence, who: str) -> _Measured:
-    found: AccuracyEvidence = _present("accuracy", evidence, who)
-    if found.items_scored != found.items_asked:
-        raise _Unusable(
-            f"{found.items_scored} of the {who}'s {found.items_asked} items were scored"
-        )
-    if found.items_scored == 0:
-        raise _Unusable(f"no item was asked of the {who}")
-    if metric not in found.metrics:
-        has = ", ".join(sorted(found.metrics)) or "none"
-        raise _Unusable(f"the {who}'s evidence has no metric {metric!r} (it has: {has})")
-    return _Measured(_number(found.metrics[metric], f"{who}'s {metric}"), found.items_scored)
-
-
-def _latency(metric: str, rate: float | None, evidence: CandidateEvidence, who: str) -> _Measured:
-    found: LatencyEvidence = _present("latency", evidence, who)
-    points = [p for p in found.points if rate is not None and math.isclose(p.rate, rate)]
-    if not points:
-        measured = ", ".join(f"{point.rate:g}" for point in found.points) or "none"
-        wanted = "no rate" if rate is None else f"rate {rate:g} requests/s"
-        raise _Unusable(f"{wanted} was not measured for the {who} (measured: {measured})")
-    if len(points) > 1:
-        raise _Unusable(f"rate {rate:g} occurs {len(points)} times in the {who}'s evidence")
-    point = points[0]
-    if point.ok + point.failed != point.total:
-        raise _Unusable(
-            f"requests of the {who} do not add up: {point.ok} answered + {point.failed} failed "
-            f"!= {point.total}"
-        )
-    if point.total == 0:
-        raise _Unusable(f"no request was sent to the {who} at {point.rate:g} requests/s")
-    failures = f"{point.failed} of {point.total} requests failed at {point.rate:g} requests/s"
-    name, percent = _percentile_of(metric)
-    if percent is None:
-        if point.ok == 0:
-            raise _OverEveryLimit(f"{failures}: nothing was answered")
-        return _Measured(_number(_plain(point, metric), f"{who}'s {metric}"), point.total)
-    # Whatever number stands there, this percentile lies among the failed requests.
-    if math.ceil(percent / 100 * point.total) > point.ok:
-        raise _OverEveryLimit(f"{failures}: the {metric} is over every limit")
-    table: dict[str, float | None] = getattr(point, name)
-    if f"p{percent}" not in table:
-        raise _Unusable(f"p{percent} of {name} is not in the {who}'s evidence")
-    return _Measured(_number(table[f"p{percent}"], f"{who}'s {metric}"), point.total)
-
-
-def _percentile_of(metric: str) -> tuple[str, int | None]:
-    """`e2el_p99_ms` -> (`e2el_ms`, 99); a metric that is no percentile -> (itself, None)."""
-    name, _, rest = metric.partition("_p")
-    percent = rest.removesuffix("_ms")
-    if name in ("ttft", "tpot", "itl", "e2el") and rest.endswith("_ms") and percent.isdecimal():
-        return f"{name}_ms", int(percent)
-    return metric, None
-
-
-def _plain(point: LoadPoint, metric: str) -> Any:
-    """A figure of a load point that is no percentile."""
-    if metric == "success_rate":
-        return point.ok / point.total
-    plain = ("achieved_rate", "output_tokens_per_s", "acceptance_length", "prefix_cache_hit_rate")
-    if metric not in plain:
-        raise _Unusable(f"latency evidence has no metric {metric!r}")
-    return getattr(point, metric)
-
-
-def _number(value: Any, what: str) -> float:
-    """`value` if it is a finite number; text, booleans and null are none."""
-    if value is None:
-        raise _Unusable(f"the {what} has no number (null)")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Unusable(f"the {what} is {value!r}, which is not a number")
-    if not math.isfinite(value):
-        raise _Unusable(f"the {what} is {value}, which is not a finite number")
-    return float(value)
-
-
-# -- may the two be compared? ----------------------------------------------------------------
-
-
-def _referenced(
-    rule: GateRule, candidate: CandidateEvidence, reference: CandidateEvidence | None
-) -> _Measured:
-    """The reference's number, after a check that both were measured alike."""
-    who = rule.reference or "reference"
-    if reference is None:
-        raise _Unusable(f"there is no evidence of the {who}")
-    theirs = _measure(rule, reference, who)
-    differing = differences(rule, candidate, reference)
-    if differing:
-        raise _Unusable(f"not measured like the {who}: {'; '.join(differing)}")
-    return theirs
-
-
-def differences(
-    rule: GateRule, candidate: CandidateEvidence, reference: CandidateEvidence
-) -> list[str]:
-    """Everything that makes the two numbers of `rule` incomparable, candidate named first.
-
-    A teacher of another family brings its own chat template, so there it may differ.
+    `references` by the names that rules use. `repeated` are two runs of one bundle (A/A).
+    `planned` is the number of candidates of the release where only some are judged here.
+    Never raises for what the evidence holds: every defect is a result with its reason.
     """
-    kind = rule.metric.partition(".")[0]
-    own, theirs = getattr(candidate, kind), getattr(reference, kind)
-    alike = {
-        "accuracy": (
-            "suite", "task", "task_version", "harness", "items_digest", "items_asked", "smoke",
-        ),
-        "latency": ("profile", "hardware", "harness", "smoke"),
-    }[kind]  # fmt: skip
-    found = [
-        f"{name} {_shown(getattr(own, name))} against {_shown(getattr(theirs, name))}"
-        for name in alike
-        if getattr(own, name) != getattr(theirs, name)
-    ]
-    unknown = [
-        f"unknown settings of the {who}"
-        for who, evidence in (("candidate", own), (rule.reference, theirs))
-        if not evidence.settings
-    ]
-    if unknown:
-        return found + unknown
-    ours, other = _flat(own.settings), _flat(theirs.settings)
-    for name in sorted(set(ours) | set(other)):
-        if name.rpartition(".")[2] in MAY_DIFFER:
-            continue
-        if "chat_template" in name and rule.reference == "teacher":
-            continue
-        if name not in ours or name not in other or ours[name] != other[name]:
-            left = _shown(ours[name]) if name in ours else "not recorded"
-            right = _shown(other[name]) if name in other else "not recorded"
-            found.append(f"{name} {left} against {right}")
-    return found
+    judging = Judging(
+        policy,
+        references,
+        repeated,
+        max(planned, len(candidates)),
+        *([today] if today is not None else []),
+    )
+    cases = {name: _cases(judging, evidence) for name, evidence in candidates.items()}
+    relative = [_relative_p(of_one) for of_one in cases.values()]
+    absent = [math.inf] * (judging.candidates - len(relative))
+    shares = holm_shares([*relative, *absent])
+    return {
+        name: [_result(case, share) for case in of_one]
+        for (name, of_one), share in zip(cases.items(), shares, strict=False)
+    }
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
+def _relative_p(cases: Sequence[_Case]) -> float:
+    """A candidate's p-value over its level: the largest of its critical gates'."""
+    deciding = [case for case in cases if case.rule.tier == "critical" and case.waived is None]
+    if any(case.cannot_pass for case in deciding):
+        return math.inf
+    return max((case.p_value() / case.level for case in deciding if case.questions), default=0.0)
+
+
+# -- before the levels are known -------------------------------------------------------------
+
+
+def _cases(judging: Judging, candidate: CandidateEvidence) -> list[_Case]:
+    """Every rule of one candidate; the bootstraps of all gates share their draws."""
+    cases = [_case(judging, rule, candidate) for rule in judging.policy.gates]
+    estimates = iter(estimates_of([one for case in cases for one in case.questions]))
+    return [replace(case, estimates=[next(estimates) for _ in case.questions]) for case in cases]
+
+
+def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Case:
+    waived = judging.waiver(rule.name)
+    try:
+        refusal = _infeasible(candidate)
+    except Unusable as unusable:
+        return _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
+    reference = judging.references.get(rule.reference or "")
+    try:
+        if rule.on_latency or rule.kind in ("ratio", "implausible"):
+            point = point_of(rule, candidate, reference)
+            held = _held_suite(judging.policy, rule, candidate, reference)
+            found = _Case(rule, waived, settled=_pointed(rule, waived, point, held))
         else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+            found = _asked(judging, rule, candidate, reference, waived)
+    except Unusable as unusable:
+        found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
+    except OverEveryLimit as over:
+        found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.FAIL, str(over)))
+    # Accuracy may come from a reference engine; what cannot be served is not promoted.
+    return replace(found, refusal=refusal)
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 32 else f"{text[:12]}..."
+def _asked(
+    judging: Judging,
+    rule: GateRule,
+    candidate: CandidateEvidence,
+    reference: CandidateEvidence | None,
+    waived: Waived | None,
+) -> _Case:
+    policy = judging.policy
+    if policy.noise_floor and judging.repeated is None and rule.reference is not None:
+        raise Unusable("the policy demands an A/A run, and there is none")
+    questions = questions_of(rule, candidate, reference, judging.repeated)
+    return _Case(
+        rule,
+        waived,
+        questions,
+        share_of_look=_share_of_look(policy, candidate),
+        held=_held(policy, rule, candidate, reference, questions),
+    )
+
+
+def _share_of_look(policy: Policy, candidate: CandidateEvidence) -> float:
+    if not policy.looks:
+        return 1.0
+    n = len(candidate.items) if candidate.items is not None else 0
+    for look in policy.looks:
+        if look.items == n:
+            return look.share
+    planned = ", ".join(str(look.items) for look in policy.looks)
+    raise Unusable(f"{n} items are no planned look (the policy plans {planned})")
+
+
+def _held_suite(
+    policy: Policy,
+    rule: GateRule,
+    candidate: CandidateEvidence,
+    reference: CandidateEvidence | None,
+) -> str:
+    """Why numbers of this suite can never pass, however good they are; or nothing."""
+    kind = "latency" if rule.on_latency else "accuracy"
+    smoke = _smoke(kind, candidate, reference)
+    if smoke:
+        return f"measured with the smoke suite {', '.join(smoke)}, which can never pass a gate"
+    sides = [side.accuracy for side in (candidate, reference) if side is not None]
+    limited = any(side is not None and side.limited for side in sides)
+    if kind == "accuracy" and limited and not policy.allow_limited:
+        return "the task's items were cut by a limit, and the policy does not allow that"
+    return ""
+
+
+def _held(
+    policy: Policy,
+    rule: GateRule,
+    candidate: CandidateEvidence,
+    reference: CandidateEvidence | None,
+    questions: Sequence[Question],
+) -> str:
+    """The same for these items: too few of them, or a margin below the measurement's noise."""
+    held = _held_suite(policy, rule, candidate, reference)
+    if held:
+        return held
+    for question in questions:
+        part = f" in {question.slice}" if question.slice else ""
+        if question.n < rule.min_items:
+            return _few(question.n, rule, part)
+        if question.units is not None and question.units < FEWEST_CLUSTERS:
+            return f"{question.units} clusters{part}; fewer than {FEWEST_CLUSTERS} decide nothing"
+        room = question.room
+        if question.noise is not None and room is not None and room < question.noise:
+            return (
+                f"the margin is {room:.4g} of the score{part}, and two runs of one bundle may "
+                f"differ by {question.noise:.4g}: below the noise of the measurement"
+            )
+    return ""
+
+
+def _few(n: int, rule: GateRule, part: str = "") -> str:
+    return f"{n} items were scored{part}; fewer than {rule.min_items} decide nothing"
 
 
 def _smoke(
-    rule: GateRule, candidate: CandidateEvidence, reference: CandidateEvidence | None
+    kind: str, candidate: CandidateEvidence, reference: CandidateEvidence | None
 ) -> list[str]:
-    """Names of the smoke suites behind the rule's numbers."""
-    kind = rule.metric.partition(".")[0]
-    sides = [candidate] if rule.reference is None else [candidate, reference]
-    found = [getattr(side, kind, None) for side in sides]
+    """Names of the smoke suites behind the numbers."""
+    found = [getattr(side, kind) for side in (candidate, reference) if side is not None]
     return sorted(
         {
             evidence.suite if kind == "accuracy" else evidence.profile
@@ -411,48 +259,202 @@ def _infeasible(candidate: CandidateEvidence) -> str:
     """
     if candidate.serving is None and "serving" not in candidate.unreadable:
         return ""
-    serving: ServingEvidence = _present("serving", candidate, "candidate")
+    serving: ServingEvidence = present("serving", candidate, "candidate")
     if serving.feasible:
         return ""
     return f"{serving.engine} cannot serve it on this hardware: {serving.reason or 'no reason'}"
 
 
-# -- many gates, many candidates -------------------------------------------------------------
+def _settled(
+    rule: GateRule, waived: Waived | None, verdict: Verdict, reason: str, **numbers: object
+) -> GateResult:
+    """A result that needs no level."""
+    fields: dict[str, object] = {"estimate": None, "candidate": None, "n": None, **numbers}
+    return GateResult.model_validate(
+        {
+            "name": rule.name,
+            "kind": rule.kind,
+            "metric": rule.metric,
+            "tier": rule.tier,
+            "result": verdict,
+            "margin": rule.margin,
+            "reference_name": rule.reference,
+            "rate": rule.rate,
+            "waived": waived,
+            "reason": reason,
+            **fields,
+        }
+    )
 
 
-def verdict_of(results: Sequence[GateResult]) -> Verdict:
-    """The verdict of one candidate. Without a critical gate nothing was judged: INVALID."""
-    critical = {result.result for result in results if result.decides}
-    if not critical:
-        return Verdict.INVALID
-    return next((verdict for verdict in REFUSALS if verdict in critical), Verdict.PASS)
+def _pointed(rule: GateRule, waived: Waived | None, point: Point, held: str) -> GateResult:
+    verdict, reason = point.verdict, point.reason
+    if verdict is Verdict.PASS and not held and not rule.on_latency and point.n < rule.min_items:
+        held = _few(point.n, rule)
+    if verdict is Verdict.PASS and held:
+        verdict, reason = Verdict.INCONCLUSIVE, held
+    return _settled(
+        rule,
+        waived,
+        verdict,
+        reason,
+        estimate=point.estimate,
+        candidate=point.candidate,
+        reference=point.reference,
+        ratio=point.ratio,
+        n=point.n,
+        limit=rule.margin,
+        method="point estimate, no bound",
+    )
 
 
-def reasons_of(results: Sequence[GateResult]) -> list[str]:
-    """Why a candidate is not PASS: its critical refusals, those that set the verdict first."""
-    critical = [result for result in results if result.decides]
-    if not critical:
-        return ["no critical gate was judged"]
-    refused = [result for result in critical if result.result is not Verdict.PASS]
-    texts = [
-        result.reason
-        if result.result is Verdict.INFEASIBLE
-        else f"{result.name} {result.result}: {result.reason}"
-        for result in sorted(refused, key=lambda result: REFUSALS.index(result.result))
-    ]
-    # One engine's reason stands behind every gate of a candidate that cannot be served.
-    return list(dict.fromkeys(texts))
+# -- with the level --------------------------------------------------------------------------
 
 
-def release_verdict(verdicts: Iterable[Verdict], promoted: bool) -> Verdict:
-    """The verdict of a release from its candidates' own.
+def _p_pass(question: Question, estimate: Estimate) -> float:
+    """One-sided p-value of `no better than the limit`."""
+    if question.same_bundle:
+        return 0.0
+    side = estimate.p_above if question.side > 0 else estimate.p_below
+    return side(question.limit)
 
-    `promoted`: a candidate that passed is now the champion (or awaits approval). A release
-    whose candidates all passed but of which none was promoted has decided nothing: INCONCLUSIVE.
-    """
-    present = set(verdicts)
-    if not present:
-        return Verdict.INVALID
-    if Verdict.PASS in present and promoted:
-        return Verdict.PASS
-    return next((v for v in RELEASE_ORDER if v in present), Verdict.INCONCLUSIVE)
+
+def _p_fail(question: Question, estimate: Estimate) -> float:
+    if question.same_bundle:
+        return 1.0
+    side = estimate.p_below if question.side > 0 else estimate.p_above
+    return side(question.limit)
+
+
+def _result(case: _Case, share: float) -> GateResult:
+    """The gate's result; `share` is the part of its level that the candidate is judged at."""
+    result = case.settled or _judged(case, share)
+    if case.refusal:
+        return result.model_copy(update={"result": Verdict.INFEASIBLE, "reason": case.refusal})
+    return result
+
+
+def _judged(case: _Case, share: float) -> GateResult:
+    level = case.level * share
+    pairs = list(zip(case.questions, case.estimates, strict=True))
+    # One slice in twenty would fail by chance alone.
+    failed = [pair for pair in pairs if _p_fail(*pair) <= level / len(pairs)]
+    worst = max(failed or pairs, key=lambda pair: (_p_pass(*pair), _shortfall(*pair)))
+    question, estimate = worst
+    p_value = _p_pass(question, estimate)
+    verdict = Verdict.PASS if p_value <= level else Verdict.INCONCLUSIVE
+    if failed:
+        verdict = Verdict.FAIL
+    bound, opposite = _bounds(question, estimate, level)
+    text = _described(case.rule, question, estimate, verdict, bound, opposite, level)
+    needed = None
+    if verdict is Verdict.INCONCLUSIVE:
+        needed = needed_items(estimate, question.limit, level, question.n, question.units)
+        text += _more(needed) + (f"; {case.held}" if case.held else "")
+    if verdict is Verdict.PASS and case.held:
+        verdict, text = Verdict.INCONCLUSIVE, case.held
+        short = case.rule.min_items - question.n
+        needed = short if short > 0 else None
+    own, theirs = float(question.candidate.mean()), None
+    if question.reference is not None:
+        theirs = float(question.reference.mean())
+    return GateResult(
+        name=case.rule.name,
+        kind=case.rule.kind,
+        metric=case.rule.metric,
+        tier=case.rule.tier,
+        result=verdict,
+        estimate=estimate.value,
+        bound=_finite(bound),
+        opposite_bound=_finite(opposite),
+        margin=case.rule.margin,
+        limit=question.limit,
+        level=level,
+        p_value=p_value,
+        method="the reference itself" if question.same_bundle else estimate.method,
+        candidate=own,
+        reference=theirs,
+        reference_name=case.rule.reference,
+        ratio=own / theirs if theirs else None,
+        n=question.n,
+        units=question.units,
+        slice=question.slice,
+        mde=_finite(
+            minimum_detectable(
+                estimate, question.limit, question.side, level, question.units or question.n
+            )
+        ),
+        needed=needed,
+        flips=_flips(case, question) if case.rule.kind != "slice" else None,
+        waived=case.waived,
+        reason=text,
+    )
+
+
+def _bounds(question: Question, estimate: Estimate, level: float) -> tuple[float, float]:
+    """The bound that must clear the limit, and the opposite one."""
+    if question.same_bundle:
+        return estimate.value, estimate.value
+    lower, upper = estimate.lower(level), estimate.upper(level)
+    return (lower, upper) if question.side > 0 else (upper, lower)
+
+
+def _shortfall(question: Question, estimate: Estimate) -> float:
+    return question.side * (question.limit - estimate.value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _flips(case: _Case, question: Question) -> Flips | None:
+    table = table_of(question)
+    if table is None or question.ids is None:
+        return None
+    gained, lost = (question.ids[table[name]] for name in ("gained", "lost"))
+    return Flips(
+        gained=len(gained),
+        lost=len(lost),
+        gained_items=[str(one) for one in gained[:FLIPS_SHOWN]],
+        lost_items=[str(one) for one in lost[:FLIPS_SHOWN]],
+        mcnemar_p=exact_mcnemar(len(gained), len(lost)),
+    )
+
+
+def _described(
+    rule: GateRule,
+    question: Question,
+    estimate: Estimate,
+    verdict: Verdict,
+    bound: float,
+    opposite: float,
+    level: float,
+) -> str:
+    """The sentence of a result: what was seen, what is certain, what was asked."""
+    own = question.candidate.mean()
+    what = rule.metric + (f" in {question.slice}" if question.slice else "")
+    if question.reference is None:
+        seen = f"{what} is {own:.4g}"
+    else:
+        versus = f"the {rule.reference}'s ({own:.4g} / {question.reference.mean():.4g})"
+        if question.scale == "ratio":
+            seen = f"{what} is {estimate.value:.4f} of {versus}"
+        else:
+            seen = f"{what} is {estimate.value:+.4f} against {versus}"
+    if question.same_bundle:
+        return f"{seen}: the candidate is the {rule.reference} itself"
+    least, most = ("at least", "at most") if question.side > 0 else ("at most", "at least")
+    asked = f"{'above' if question.side > 0 else 'below'} {question.limit:.4g} asked"
+    sure = f"with {1 - level:.4g} confidence"
+    if verdict is Verdict.PASS:
+        return f"{seen}, {least} {bound:.4f} {sure}; {asked}"
+    if verdict is Verdict.FAIL:
+        return f"{seen}, {most} {opposite:.4f} {sure}; {asked}"
+    low, high = sorted((bound, opposite))
+    return f"{seen}, between {low:.4f} and {high:.4f} {sure} on each side; {asked}"
+
+
+def _more(needed: int | None) -> str:
+    if needed is None:
+        return "; no number of items would decide so close to the margin"
+    return f"; about {needed} more items would decide"

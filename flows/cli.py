@@ -120,6 +120,73 @@ def serve(
     os.execvpe(command[0], command, {**os.environ, **env})
 
 
+Candidates = Annotated[
+    list[str],
+    typer.Option("--candidate", help="[NAME=]DIR: a folder of evidence. Several may be given."),
+]
+References = Annotated[
+    list[str] | None,
+    typer.Option("--reference", help="NAME=DIR, NAME one of teacher, student, champion."),
+]
+PolicyName = Annotated[str, typer.Option("--policy", help="A policy, by name or path.")]
+
+
+@app.command()
+def gate(
+    policy: PolicyName,
+    candidate: Candidates,
+    reference: References = None,
+    aa: Annotated[
+        list[str] | None,
+        typer.Option("--aa", help="DIR, given twice: two runs of one bundle, for the noise."),
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(min=0, help="How many the release has, if not all are given here.")
+    ] = 0,
+    champion_policy: Annotated[
+        str | None,
+        typer.Option(help="The policy that promoted the champion; a looser one is refused."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge folders of evidence by a policy. Starts nothing and measures nothing."""
+    from flows.gating import gate_folders, write_reports
+
+    outcome = gate_folders(
+        policy, candidate, reference or [], aa or [], candidates, champion_policy
+    )
+    write_reports(outcome, junit, summary)
+    from flows.gate_rendering import json_line, text
+
+    typer.echo(json_line(outcome) if as_json else text(outcome))
+    raise typer.Exit(outcome.verdict.exit_status)
+
+
+@app.command()
+def power(
+    policy: PolicyName,
+    evidence: Annotated[Path, typer.Option(help="A folder of evidence to take the spread from.")],
+    effect: Annotated[
+        float, typer.Option(min=0.0, help="The true value, as a share of the reference's.")
+    ],
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="A paired run of the reference; then they need not be independent."),
+    ] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of the release.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Say how many items each gate needs for 80 % power, before a night is spent."""
+    from flows.gating import power_of_policy, power_text
+
+    rows = power_of_policy(policy, evidence, effect, reference, candidates)
+    _print([row.model_dump() for row in rows] if as_json else power_text(rows), as_json)
+
+
 def main() -> None:
     """Entry point: turns our errors into messages and exit statuses."""
     signal.signal(signal.SIGTERM, _stop)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from registry.errors import UserError
-from registry.gate_outcome import CandidateVerdict, GateOutcome, LoosenedGate, WaiverShown
-from registry.outcome import GateResult, Verdict
+from registry.gate_outcome import CandidateVerdict, GateOutcome
+from registry.outcome import GateResult, LoosenedGate, Verdict, WaiverShown
 
 TEXT_WIDTH = 110
 MOST_SUMMARY = 1_000_000

@@ -4,6 +4,7 @@
                                                                                      ├─► accuracy
                                                                                      └─► latency
                                   evidence ─► gates ─► verdict ─► version + alias, report
+                                 (teacher, student and champion are the references)
 
 Every arrow is a stage with a key; a stage whose artifact is in the store is reused, so the flow
 may be killed at any moment and run again. Needs the serve environment; heavy stages run in
@@ -23,15 +24,16 @@ from registry.artifacts import ArtifactRef
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
 from tasks.accuracy import measure_accuracy
+from tasks.champion import check_registry, measure_champion
 from tasks.distillation import distill
 from tasks.engines.subprocesses import end_leftovers
-from tasks.judging import Measured, judge_candidate
+from tasks.judging import Measured, judge_candidates, judged_policy
 from tasks.latency import measure_latency, will_run
 from tasks.models import prepare_model
 from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
 from tasks.progress import LOG
 from tasks.prompts import prepare_prompts
-from tasks.publishing import check_registry, publish
+from tasks.publishing import publish
 from tasks.quantization import quantize
 from tasks.serving import (
     RemoteTeacher,
@@ -58,7 +60,10 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     begin_run(len(todo.stages()))
     recipes = todo.resolved
 
-    check_registry(recipes.release.model, recipes.release.promotion.first_release)
+    incumbent = check_registry(
+        recipes.release.model, recipes.release.promotion.first_release, recipes.policy
+    )
+    policy, notes = judged_policy(recipes.policy, champion=incumbent.version is not None)
     prepare_prompts(todo.prompts, recipes.release.prompts)
     if todo.teacher_model is not None and recipes.teacher.model is not None:
         prepare_model(todo.teacher_model, recipes.teacher.model)
@@ -73,11 +78,12 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
 
     measured = [measure_candidate(todo, candidate) for candidate in todo.candidates]
     student = next(m for m in measured if m.name == recipes.release.reference_candidate)
-    judged = [
-        judge_candidate(recipes.policy, one, teacher=teacher_measured, student=student)
-        for one in measured
-    ]
-    return publish(todo, judged, measured, teacher_measured, time.monotonic() - started)
+    references = {"teacher": teacher_measured, "student": student}
+    if any(gate.reference == "champion" for gate in policy.gates):
+        references["champion"] = measure_champion(todo, measured)
+    judged = judge_candidates(policy, measured, references)
+    spent = time.monotonic() - started
+    return publish(todo, judged, measured, teacher_measured, spent, notes, incumbent.loosened)
 
 
 def served_teacher(todo: ReleasePlan) -> Served:
@@ -115,11 +121,15 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
         serving = prove_serving(wanted.serving, served)
         feasible = serving_evidence(serving).feasible
         accuracy: ArtifactRef | None
-        latency = None
+        latency, again = None, None
         if feasible:
             accuracy = measure_accuracy(
                 wanted.accuracy, recipes.accuracy, recipes.release.accuracy, served
             )
+            if wanted.accuracy_again is not None:
+                again = measure_accuracy(
+                    wanted.accuracy_again, recipes.accuracy, recipes.release.accuracy, served
+                )
             latency = measure_latency(
                 wanted.latency,
                 recipes.load,
@@ -136,6 +146,7 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
         serving=serving,
         accuracy=accuracy,
         latency=latency,
+        again=again,
         draft=draft is not None,
     )
 

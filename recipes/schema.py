@@ -79,6 +79,10 @@ class ColumnMapping(Written):
     id: str | None = Field(default=None, description="None: numbered in file order.")
     segment: str | None = None
     reference: str | None = Field(default=None, description="Column with the right answer.")
+    conversation: str | None = Field(
+        default=None,
+        description="Rows of one conversation depend on each other; gates allow for it.",
+    )
 
 
 class _PartedPrompts(Written):

@@ -25,12 +25,21 @@ PERCENTILES = (50, 90, 95, 99)
 ITEM_COLUMNS = (
     "item_id",
     "segment",
+    "conversation",
     "prompt_hash",
     "response",
     "finish_reason",
     "output_tokens",
+    "bundle",
+    "engine",
+    "harness",
+    "seed",
 )
-"""Columns of `items.parquet` beside one column per metric."""
+"""Columns of `items.parquet` beside one column per metric.
+
+`bundle`, `engine`, `harness` and `seed` repeat the summary's, so that rows which were put beside
+another summary are found out. `conversation` is null where the prompts have none.
+"""
 
 REQUEST_COLUMNS = (
     "rate",
@@ -52,10 +61,14 @@ class Recorded(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Unusable(Exception):
+    """Evidence that cannot be judged; the text is the reason. A gate makes INVALID of it."""
+
+
 class AccuracyEvidence(Recorded):
     """One bundle, one suite: sample accounting first, then the means."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["accuracy"] = "accuracy"
     bundle: str = Field(description="Digest of the bundle that answered.")
     suite: str
@@ -64,13 +77,18 @@ class AccuracyEvidence(Recorded):
     engine: str = Field(description="Name and version, e.g. `vllm 0.32.0+cpu`.")
     harness: str = Field(description="Name and version, e.g. `lm-eval 0.4.13`.")
     items_digest: str = Field(description="Digest of the eval items that were asked.")
-    settings: dict[str, Any] = Field(description="Sampling, few-shot, chat template digest.")
+    settings: dict[str, Any] = Field(
+        description="Sampling, few-shot, digests of tokenizer, chat template and task."
+    )
     items_asked: int = Field(ge=0)
     items_scored: int = Field(ge=0)
     metrics: dict[str, float | None] = Field(description="Mean over all items; null: no number.")
     smoke: bool = False
-    measured_at: datetime
-    seconds: float
+    limited: bool = Field(
+        default=False, description="A limit cut the task's items; such a run never promotes."
+    )
+    measured_at: datetime | None
+    seconds: float | None
 
 
 class LoadPoint(Recorded):

@@ -6,12 +6,11 @@ Markdown summary and the text for a terminal are drawn from. It holds numbers an
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from registry.outcome import GateResult, Result, Verdict
+from registry.outcome import GateResult, LoosenedGate, Result, Verdict, WaiverShown
 
 Settings = Literal["recorded", "unknown"]
 """Whether the evidence says how it was measured; a bare `items.csv` does not."""
@@ -34,32 +33,13 @@ class CandidateVerdict(Result):
     settings: Settings
 
 
-class WaiverShown(Result):
-    """A waiver of the policy, whether or not it changed anything."""
-
-    gate: str
-    owner: str
-    reason: str
-    expires: date
-    state: Literal["active", "expired", "unused"]
-
-
-class LoosenedGate(Result):
-    """A gate that asks for less than the policy that promoted the champion."""
-
-    gate: str
-    what: str = Field(description="What was loosened, e.g. `margin 0.95 -> 0.90`.")
-    acknowledged_by: str | None = Field(description="Who owned up to it; null refuses.")
-    reason: str = ""
-
-
 class GateOutcome(Result):
     """A policy applied to one or more candidates."""
 
     schema_version: int = 1
     verdict: Verdict
     promotable: bool = Field(
-        description="PASS with known settings, no item limit and no smoke suite."
+        description="PASS with known settings, a bundle that is named, no limit, no smoke suite."
     )
     settings: Settings = Field(description="`unknown` as soon as one folder's are.")
     policy: str

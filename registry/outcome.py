@@ -7,9 +7,10 @@ kept on the MLflow run. It names bundles by digest and holds numbers, never weig
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,30 +39,98 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Waived(Result):
+    """A waiver that stood when the gate was judged: its refusal has no say until it expires."""
+
+    owner: str
+    reason: str
+    expires: date
+
+
+class Flips(Result):
+    """Items that only one side got right, of a gate on a 0/1 metric."""
+
+    gained: int = Field(description="Right with the candidate only.")
+    lost: int = Field(description="Right with the reference only.")
+    gained_items: list[str] = Field(default_factory=list, description="The first of them, by id.")
+    lost_items: list[str] = Field(default_factory=list, description="The first of them, by id.")
+    mcnemar_p: float | None = Field(
+        default=None, description="Exact two-sided McNemar; large is no proof of equality."
+    )
+
+
 class GateResult(Result):
-    """One gate on one bundle. Numbers are null where there is none; the reason says why."""
+    """One gate on one bundle. Numbers are null where there is none; the reason says why.
+
+    `estimate`, `bound`, `opposite_bound`, `margin` and `mde` are on one scale: a ratio for
+    `retention`, `length` and `ratio`, a difference for `non_inferiority`, `regression`, `slice`
+    and `implausible`, the value itself for `floor` and `ceiling`.
+    """
 
     name: str
     kind: str
     metric: str
     tier: str
     result: Verdict
-    estimate: float | None = Field(
-        description="On the scale of the margin: a ratio, a difference, or the value itself."
+    estimate: float | None
+    bound: float | None = Field(
+        default=None, description="One-sided confidence bound; PASS when it clears the margin."
     )
-    margin: float
+    opposite_bound: float | None = Field(
+        default=None, description="The other side's; FAIL when it is beyond the margin."
+    )
+    margin: float = Field(description="As the policy has it.")
+    limit: float | None = Field(
+        default=None, description="What the bound must clear: the margin, or minus an allowed loss."
+    )
+    level: float | None = Field(
+        default=None, description="One-sided error of the bounds, after all corrections."
+    )
+    p_value: float | None = Field(default=None, description="Of `no better than the margin`.")
+    method: str = Field(default="", description="How the bounds were computed.")
     candidate: float | None = Field(description="The candidate's own value.")
     reference: float | None = Field(default=None, description="The reference's value.")
-    reference_name: str | None = Field(default=None, description="teacher, student, or none.")
+    reference_name: str | None = Field(
+        default=None, description="teacher, student, champion, or none."
+    )
     ratio: float | None = Field(default=None, description="candidate / reference.")
     rate: float | None = Field(default=None, description="Requests/s of a latency gate.")
     n: int | None = Field(description="Items scored, or requests sent, behind the estimate.")
+    units: int | None = Field(default=None, description="Clusters, where items are clustered.")
+    slice: str | None = Field(default=None, description="The worst slice, `column=value`.")
+    mde: float | None = Field(
+        default=None, description="Nearest true value that would pass in 80 % of runs like this."
+    )
+    needed: int | None = Field(
+        default=None, description="INCONCLUSIVE: further items that would decide in 80 % of runs."
+    )
+    flips: Flips | None = None
+    waived: Waived | None = None
     reason: str
 
     @property
     def decides(self) -> bool:
         """Whether this gate has a say in the candidate's verdict."""
-        return self.tier == "critical"
+        return self.tier == "critical" and self.waived is None
+
+
+class WaiverShown(Result):
+    """A waiver of the policy, whether or not it changed anything."""
+
+    gate: str
+    owner: str
+    reason: str
+    expires: date
+    state: Literal["active", "expired", "unused"]
+
+
+class LoosenedGate(Result):
+    """A gate that asks for less than the policy that promoted the champion."""
+
+    gate: str
+    what: str = Field(description="What was loosened, e.g. `margin 0.95 -> 0.90`.")
+    acknowledged_by: str | None = Field(description="Who owned up to it; null refuses.")
+    reason: str = ""
 
 
 class CandidateOutcome(Result):
@@ -122,6 +191,12 @@ class ReleaseOutcome(Result):
     previous: Champion | None = Field(default=None, description="The version it replaced.")
     candidates: list[CandidateOutcome]
     stages: list[StageOutcome] = Field(default_factory=list)
+    notes: list[str] = Field(
+        default_factory=list,
+        description="Corrections made to the gates' error, and what was not judged.",
+    )
+    waivers: list[WaiverShown] = Field(default_factory=list)
+    loosened: list[LoosenedGate] = Field(default_factory=list)
     report: Path | None = None
     run_id: str | None = Field(default=None, description="MLflow parent run.")
     policy: str = ""

@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.evidence import LoadPoint
-from registry.gate_outcome import LoosenedGate, WaiverShown
-from registry.outcome import CandidateOutcome, GateResult, ReleaseOutcome, Verdict
+from registry.outcome import (
+    CandidateOutcome,
+    GateResult,
+    LoosenedGate,
+    ReleaseOutcome,
+    Verdict,
+    WaiverShown,
+)
 from registry.settings import settings
 
 if TYPE_CHECKING:

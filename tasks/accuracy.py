@@ -14,12 +14,12 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of, digest_of_file, digest_of_folder, files_below
 from registry.errors import UserError
 from registry.provenance import driver_versions, engine_version, tools
-from tasks.engines.model_files import chat_template
+from tasks.engines.model_files import chat_template, tokenizer_digest
 from tasks.engines.subprocesses import run_job
 from tasks.serving import Served, ServedBundle
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
-VERSION = 1
+VERSION = 2
 REFERENCE_TOOLS = ("torch", "transformers", "compressed-tensors")
 KEY_VARIABLE = "PILOTAGE_ENGINE_KEY"
 """Environment variable by which the harness's process gets the server's random key."""
@@ -33,8 +33,12 @@ def stage(
     config: dict[str, Any],
     *,
     engine: str = "vllm",
+    repeat: int = 0,
 ) -> Stage:
-    """`engine` is `transformers` where the serving engine has no kernel for the weights."""
+    """`engine` is `transformers` where the serving engine has no kernel for the weights.
+
+    `repeat` is 1 for a second run of the same bundle (A/A), with another sampling seed.
+    """
     return Stage(
         name="accuracy",
         label=name,
@@ -43,6 +47,7 @@ def stage(
             "suite": suite.model_dump(mode="json", exclude={"description"}),
             "bundle": config,
             "engine": engine,
+            **({"repeat": repeat} if repeat else {}),
         },
         parents={"prompts": prompts, **parents},
         inputs={
@@ -73,11 +78,13 @@ def measure_accuracy(
 
     def produce(folder: Path) -> dict[str, Any]:
         transformers = stage.config["engine"] == "transformers"
+        sampling = suite.sampling.model_dump(mode="json")
+        sampling["seed"] = (sampling.get("seed") or 0) + stage.config.get("repeat", 0)
         job: dict[str, Any] = {
             "task_file": str(TASKS_DIR / suite.task),
             "items_file": str(folder_of(stage.parents["prompts"]) / "eval.jsonl"),
             "items": suite.items,
-            "sampling": suite.sampling.model_dump(mode="json"),
+            "sampling": sampling,
             "concurrency": suite.concurrency,
             "metrics": suite.metrics,
             "smoke": suite.smoke,
@@ -88,6 +95,7 @@ def measure_accuracy(
         if isinstance(served, ServedBundle):
             target = served.bundle.target.path
             job["chat_template_digest"] = digest_of(chat_template(target, str(target)))
+            job["tokenizer_digest"] = tokenizer_digest(target)
         env = {}
         if transformers:
             assert isinstance(served, ServedBundle), "the reference engine loads local weights"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval_suites.gates import CandidateEvidence, judge_all, reasons_of, verdict_of
-from eval_suites.schema import Policy
+from eval_suites.gates import judge_all
+from eval_suites.policy import Policy
+from eval_suites.verdicts import reasons_of, verdict_of
 from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
-from registry.outcome import CandidateOutcome, Verdict
+from registry.errors import UserError
+from registry.evidence_folders import CandidateEvidence
+from registry.outcome import CandidateOutcome, GateResult, Verdict
 from tasks.progress import LOG
 
 
@@ -23,10 +26,13 @@ class Measured:
     serving: ArtifactRef | None = None
     accuracy: ArtifactRef | None = None
     latency: ArtifactRef | None = None
+    again: ArtifactRef | None = None
     draft: bool = False
     failure: str = ""
 
     def evidence(self) -> CandidateEvidence:
+        if self.failure:
+            return CandidateEvidence(self.digest, unreadable={"accuracy": self.failure})
         return CandidateEvidence.read(
             self.digest,
             accuracy=self.accuracy.path if self.accuracy else None,
@@ -34,47 +40,87 @@ class Measured:
             serving=self.serving.path if self.serving else None,
         )
 
+    def repeated(self) -> CandidateEvidence | None:
+        """Its accuracy measured a second time, where that was asked for (A/A)."""
+        if self.again is None:
+            return None
+        return CandidateEvidence.read(self.digest, accuracy=self.again.path)
+
     def refs(self) -> dict[str, ArtifactRef]:
         """The artifacts of the evidence, by kind."""
         found = {"accuracy": self.accuracy, "latency": self.latency, "serving": self.serving}
         return {kind: ref for kind, ref in found.items() if ref is not None}
 
 
-def judge_candidate(
-    policy: Policy, measured: Measured, *, teacher: Measured, student: Measured
+def judge_candidates(
+    policy: Policy, measured: Sequence[Measured], references: Mapping[str, Measured]
+) -> list[CandidateOutcome]:
+    """Every gate on every candidate of a release, together: they share the gates' error.
+
+    `references` by the names that rules use. A candidate that was never made is INVALID, with the
+    reason.
+    """
+    evidence = {one.name: one.evidence() for one in measured if one.bundle is not None}
+    compared = {name: one.evidence() for name, one in references.items()}
+    again = references["student"].repeated()
+    repeated = (compared["student"], again) if again is not None else None
+    results = judge_all(policy, evidence, compared, repeated=repeated, planned=len(measured))
+    judged = [_outcome(one, evidence.get(one.name), results.get(one.name)) for one in measured]
+    for outcome in judged:
+        LOG.info("%s: %s%s", outcome.name, outcome.verdict, _because(outcome.reasons))
+    return judged
+
+
+def judged_policy(policy: Policy, champion: bool) -> tuple[Policy, list[str]]:
+    """The policy for this release, and what of it is not judged.
+
+    A first release, asked for by name, has no champion to compare with.
+    """
+    if champion:
+        return policy, []
+    left = [gate for gate in policy.gates if gate.reference != "champion"]
+    notes = [
+        f"{gate.name} was not judged: the model has no champion yet (first release)"
+        for gate in policy.gates
+        if gate.reference == "champion"
+    ]
+    if not any(gate.tier == "critical" for gate in left):
+        raise UserError.at(
+            "policy",
+            "has no critical gate for a first release: all compare with the champion",
+            "add one that compares with the teacher or the student, or an absolute one",
+        )
+    return policy.model_copy(update={"gates": left}), notes
+
+
+def _outcome(
+    measured: Measured, evidence: CandidateEvidence | None, gates: list[GateResult] | None
 ) -> CandidateOutcome:
-    """Every gate on one candidate. A candidate that was never made is INVALID, with the reason."""
-    if measured.bundle is None:
-        outcome = CandidateOutcome(
+    if measured.bundle is None or evidence is None or gates is None:
+        return CandidateOutcome(
             name=measured.name,
             bundle="",
             verdict=Verdict.INVALID,
             reasons=[measured.failure],
             draft=measured.draft,
         )
-    else:
-        evidence = measured.evidence()
-        references = {"teacher": teacher.evidence(), "student": student.evidence()}
-        gates = judge_all(policy.gates, evidence, references)
-        parts = (evidence.accuracy, evidence.latency, evidence.serving)
-        outcome = CandidateOutcome(
-            name=measured.name,
-            bundle=measured.digest,
-            verdict=verdict_of(gates),
-            reasons=reasons_of(gates),
-            gates=gates,
-            metrics=evidence.accuracy.metrics if evidence.accuracy else {},
-            latency=evidence.latency.points if evidence.latency else [],
-            target=measured.bundle.target.digest,
-            draft=measured.draft,
-            size_bytes=sum(
-                path.stat().st_size for path in measured.bundle.target.path.glob("*.safetensors")
-            ),
-            engines={part.kind: part.engine for part in parts if part is not None},
-            evidence={kind: ref.digest for kind, ref in measured.refs().items()},
-        )
-    LOG.info("%s: %s%s", outcome.name, outcome.verdict, _because(outcome.reasons))
-    return outcome
+    parts = (evidence.accuracy, evidence.latency, evidence.serving)
+    return CandidateOutcome(
+        name=measured.name,
+        bundle=measured.digest,
+        verdict=verdict_of(gates),
+        reasons=reasons_of(gates),
+        gates=gates,
+        metrics=evidence.accuracy.metrics if evidence.accuracy else {},
+        latency=evidence.latency.points if evidence.latency else [],
+        target=measured.bundle.target.digest,
+        draft=measured.draft,
+        size_bytes=sum(
+            path.stat().st_size for path in measured.bundle.target.path.glob("*.safetensors")
+        ),
+        engines={part.kind: part.engine for part in parts if part is not None},
+        evidence={kind: ref.digest for kind, ref in measured.refs().items()},
+    )
 
 
 def select(candidates: Sequence[CandidateOutcome], objective: str, rate: float) -> str | None:

@@ -81,6 +81,7 @@ class CandidatePlan:
     serving: Stage
     accuracy: Stage
     accuracy_reference: Stage
+    accuracy_again: Stage | None
     latency: Stage
 
     @property
@@ -115,7 +116,7 @@ class ReleasePlan:
             self.draft,
         ]
         for candidate in self.candidates:
-            measured = [candidate.accuracy, candidate.latency]
+            measured = [candidate.accuracy, candidate.accuracy_again, candidate.latency]
             if serving.known_infeasible(candidate.serving):
                 measured = [candidate.accuracy_reference]
             ordered += [candidate.serving, *measured]
@@ -253,6 +254,11 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
             accuracy_reference=accuracy.stage(
                 candidate.name, suite, data, parents, config, engine="transformers"
             ),
+            accuracy_again=accuracy.stage(
+                f"{candidate.name} again", suite, data, parents, config, repeat=1
+            )
+            if resolved.policy.noise_floor and candidate.name == release.reference_candidate
+            else None,
             latency=latency.stage(candidate.name, resolved.load, data, parents, config),
         )
 
@@ -356,16 +362,16 @@ def _mismatches(
             )
         )
     for gate in policy.gates:
-        part, _, metric = gate.metric.partition(".")
-        if part == "accuracy" and metric not in suite.metrics:
+        metrics = [*suite.metrics, "output_tokens"]
+        if not gate.on_latency and gate.metric not in metrics:
             problems.append(
                 Problem(
                     f"policy {release.policy}: gate {gate.name}",
-                    f"metric {metric!r} is not measured by suite {release.accuracy!r}",
-                    f"one of {', '.join(suite.metrics)}",
+                    f"metric {gate.metric!r} is not measured by suite {release.accuracy!r}",
+                    f"one of {', '.join(metrics)}",
                 )
             )
-        if part == "latency" and gate.rate not in load.rates:
+        if gate.on_latency and gate.rate not in load.rates:
             problems.append(
                 Problem(
                     f"policy {release.policy}: gate {gate.name}",
@@ -373,4 +379,14 @@ def _mismatches(
                     f"one of {', '.join(map(str, load.rates))}",
                 )
             )
+    looks = [look.items for look in policy.looks]
+    if looks and suite.items not in looks:
+        problems.append(
+            Problem(
+                f"policy {release.policy}: looks",
+                f"plans {', '.join(map(str, looks))} items, suite {release.accuracy!r} asks "
+                f"{suite.items}",
+                "set `accuracy.items` to one of them",
+            )
+        )
     return problems

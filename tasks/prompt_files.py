@@ -69,7 +69,13 @@ def read_records(path: Path, mapping: ColumnMapping) -> list[dict[str, Any]]:
     rows = read_rows(path)
     if not rows:
         raise UserError.at(path, "holds no rows", "name a file with prompts")
-    names = [mapping.prompt, mapping.id, mapping.segment, mapping.reference]
+    names = [
+        mapping.prompt,
+        mapping.id,
+        mapping.segment,
+        mapping.reference,
+        mapping.conversation,
+    ]
     known = set().union(*(row.columns for row in rows))
     absent = [name for name in names if name is not None and name not in known]
     if absent:
@@ -101,8 +107,13 @@ def read_records(path: Path, mapping: ColumnMapping) -> list[dict[str, Any]]:
         if mapping.reference and reference in (None, "", {}, []):
             problems.append(Problem(where, f"{mapping.reference} is empty: no right answer"))
             continue
-        if not all(map(_is_json_text, (identity, segment, reference))):
-            problems.append(Problem(where, "id, segment or reference is no plain JSON value"))
+        conversation = row.columns.get(mapping.conversation) if mapping.conversation else None
+        if mapping.conversation and conversation in (None, ""):
+            problems.append(Problem(where, f"{mapping.conversation} is empty"))
+            continue
+        if not all(map(_is_json_text, (identity, segment, reference, conversation))):
+            what = "id, segment, reference or conversation"
+            problems.append(Problem(where, f"{what} is no plain JSON value"))
             continue
         records.append(
             {
@@ -110,6 +121,7 @@ def read_records(path: Path, mapping: ColumnMapping) -> list[dict[str, Any]]:
                 "segment": str(segment) if segment not in (None, "") else "none",
                 "prompt": prompt,
                 "reference": reference if isinstance(reference, dict) else _label(reference),
+                **({"conversation": str(conversation)} if mapping.conversation else {}),
                 "line": row.line,
             }
         )

@@ -14,16 +14,16 @@ from typing import Any
 from filelock import FileLock
 from prefect import task
 
-from eval_suites.gates import release_verdict
+from eval_suites.gating import notes_of, waivers_of
+from eval_suites.verdicts import release_verdict
 from registry.artifacts import Stage
 from registry.bundle import Bundle
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import UserError
 from registry.evidence import SUMMARY
-from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome
+from registry.outcome import CandidateOutcome, Champion, LoosenedGate, ReleaseOutcome
 from registry.promotion import (
     CHAMPION,
-    check_promotable,
     current_champion,
     numbered_version,
     promote,
@@ -49,12 +49,6 @@ def tracker() -> Tracker:
     return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
 
 
-@task(name="check_registry", **TASK_OPTIONS)
-def check_registry(model: str, first_release: bool) -> None:
-    """Refuse before the work, not after a night of it, when nothing could be promoted."""
-    check_promotable(tracker().client, model, first_release=first_release)
-
-
 @task(name="publish", **TASK_OPTIONS)
 def publish(
     todo: ReleasePlan,
@@ -62,6 +56,8 @@ def publish(
     measured: Sequence[Measured],
     teacher: Measured,
     seconds: float,
+    notes: Sequence[str] = (),
+    loosened: Sequence[LoosenedGate] = (),
 ) -> ReleaseOutcome:
     """Record every candidate, promote the best passing one, and say what came of the release.
 
@@ -71,7 +67,7 @@ def publish(
     locks = settings().home / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / f"{todo.resolved.release.model}.lock", timeout=PUBLISH_WAIT):
-        return _publish(todo, candidates, measured, teacher, seconds)
+        return _publish(todo, candidates, measured, teacher, seconds, notes, loosened)
 
 
 def _publish(
@@ -80,6 +76,8 @@ def _publish(
     measured: Sequence[Measured],
     teacher: Measured,
     seconds: float,
+    notes: Sequence[str],
+    loosened: Sequence[LoosenedGate],
 ) -> ReleaseOutcome:
     recipes = todo.resolved
     release = recipes.release
@@ -165,6 +163,9 @@ def _publish(
         previous=previous,
         candidates=list(candidates),
         stages=stages_of_run(),
+        notes=[*notes, *notes_of(recipes.policy, len(candidates))],
+        waivers=waivers_of(recipes.policy, {one.name: one.gates for one in candidates}),
+        loosened=list(loosened),
         run_id=run,
         policy=release.policy,
         suite=release.accuracy,
@@ -174,7 +175,7 @@ def _publish(
         seconds=round(seconds, 1),
     )
     everyone = {"teacher": teacher, **by_name}
-    details = report_details(todo, everyone, teacher)
+    details = report_details(todo, everyone, teacher, outcome)
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
     records.finish(run, outcome, report)
@@ -290,13 +291,7 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
             f"{bundle.engine_version}",
             "install the version that was gated, or release again with this one",
         )
-    for part in filter(None, (bundle.target, bundle.draft)):
-        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
-            raise UserError.at(
-                part.path,
-                f"is missing or is not what was gated as {reference}",
-                "run the release again: it is made anew, or restored from a backup of the store",
-            )
+    weights_as_gated(bundle, reference)
     words = command(
         settings().serve_python,
         bundle.target.path,
@@ -307,3 +302,14 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
         bundle.num_speculative_tokens or 0,
     )
     return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}
+
+
+def weights_as_gated(bundle: Bundle, reference: str) -> None:
+    """Compare every file of target and draft with the digest that was gated. Raises `UserError`."""
+    for part in filter(None, (bundle.target, bundle.draft)):
+        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
+            raise UserError.at(
+                part.path,
+                f"is missing or is not what was gated as {reference}",
+                "run the release again: it is made anew, or restored from a backup of the store",
+            )

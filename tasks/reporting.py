@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.evidence import ITEMS, read_summary
+from registry.outcome import ReleaseOutcome
 from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
 from tasks.judging import Measured
@@ -18,7 +19,10 @@ EXAMPLES = 12
 
 
 def report_details(
-    todo: ReleasePlan, everyone: Mapping[str, Measured], teacher: Measured
+    todo: ReleasePlan,
+    everyone: Mapping[str, Measured],
+    teacher: Measured,
+    outcome: ReleaseOutcome,
 ) -> ReportDetails:
     """Read the items of everybody who was measured; `everyone` is by name, the teacher first."""
     import pandas
@@ -55,6 +59,9 @@ def report_details(
         segment_sizes={str(segment): int(count) for segment, count in sizes.items()},
         examples=examples(todo, tables, metrics),
         environments=environments(),
+        waivers=outcome.waivers,
+        loosened=outcome.loosened,
+        notes=outcome.notes,
     )
 
 

@@ -10,7 +10,8 @@ Job (JSON):
     sampling      {"temperature", "top_p", "max_tokens", "seed"}
     concurrency   requests in flight (chat), rows in a batch (hf)
     metrics       per-item metrics of the task; `name,filter` where the task has several filters
-    out_dir, bundle, suite, engine, smoke, chat_template_digest?, request_timeout? (seconds)
+    out_dir, bundle, suite, engine, smoke, chat_template_digest?, tokenizer_digest?,
+    request_timeout? (seconds)
 
 Writes `items.parquet` and `summary.json` (`AccuracyEvidence`) into `out_dir`; the result repeats
 `items_asked`, `items_scored`, `metrics`, and adds `truncated` (answers cut by length) and
@@ -70,7 +71,13 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     evidence = _evidence(job, rows, items, results, task["task"], time.monotonic() - started)
     out_dir = Path(job["out_dir"])
     out_dir.mkdir(parents=True, exist_ok=True)
-    _write_items(out_dir / ITEMS, items, job["metrics"])
+    recorded = {
+        "bundle": evidence.bundle,
+        "engine": evidence.engine,
+        "harness": evidence.harness,
+        "seed": seed(job),
+    }
+    _write_items(out_dir / ITEMS, [item | recorded for item in items], job["metrics"])
     write_summary(out_dir, evidence)
     return {
         "items_asked": evidence.items_asked,
@@ -247,6 +254,7 @@ def item_rows(
             {
                 "item_id": identity,
                 "segment": str(asked[identity].get("segment") or ""),
+                "conversation": asked[identity].get("conversation"),
                 "prompt_hash": sample["prompt_hash"],
                 "response": str(answer),
                 "finish_reason": getattr(answer, "finish_reason", None),
@@ -307,6 +315,7 @@ def _evidence(
             "fewshot_as_multiturn": True,
             "chat_template": True,
             "chat_template_digest": job.get("chat_template_digest"),
+            "tokenizer_digest": job.get("tokenizer_digest"),
             # The YAML alone would miss a change in the functions beside it.
             "task_digest": digest_of_folder(
                 Path(job["task_file"]).parent,
@@ -333,7 +342,8 @@ def _write_items(path: Path, items: Sequence[Row], metrics: Sequence[str]) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {name: pa.int64() if name == "output_tokens" else pa.string() for name in ITEM_COLUMNS}
+    whole = ("output_tokens", "seed")
+    types = {name: pa.int64() if name in whole else pa.string() for name in ITEM_COLUMNS}
     types |= {name: pa.float64() for name in metrics}
     pq.write_table(pa.Table.from_pylist(list(items), schema=pa.schema(list(types.items()))), path)
 

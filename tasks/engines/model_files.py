@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from registry.digests import digest_of, digest_of_folder
 from registry.errors import Problem, StageFailed
 
 Message = Mapping[str, Any]
@@ -198,6 +199,19 @@ def tokenizer_problem(root: Path) -> str | None:
     if not (root / TOKENIZER_CONFIG).is_file():
         return f"no {TOKENIZER_CONFIG}"
     return None
+
+
+def tokenizer_digest(root: Path) -> str:
+    """Digest of the vocabulary: equal for models of one tokenizer family.
+
+    Other bytes of `tokenizer.json` (padding, truncation) change when a trainer saves it again.
+    """
+    whole = _json(root / "tokenizer.json")
+    if whole:
+        added = {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
+        return digest_of({"vocabulary": whole.get("model", {}).get("vocab"), "added": added})
+    files = [root / name for name in ("tokenizer.model", "vocab.json", "merges.txt")]
+    return digest_of_folder(root, [file for file in files if file.is_file()])
 
 
 # -- templates -------------------------------------------------------------------------------

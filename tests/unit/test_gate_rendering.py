@@ -20,8 +20,8 @@ from markdown_it import MarkdownIt
 
 from flows import gate_rendering as rendering
 from registry.errors import UserError
-from registry.gate_outcome import CandidateVerdict, GateOutcome, LoosenedGate, WaiverShown
-from registry.outcome import Flips, GateResult, Verdict, Waived
+from registry.gate_outcome import CandidateVerdict, GateOutcome
+from registry.outcome import Flips, GateResult, LoosenedGate, Verdict, Waived, WaiverShown
 from registry.settings import CHECKOUT
 
 WAIVED = Waived(owner="ops", reason="bad labels", expires=date(2030, 2, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,115 +12,40 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from eval_suites.gates import (
-    CandidateEvidence,
-    judge,
-    judge_all,
-    reasons_of,
-    release_verdict,
-    verdict_of,
-)
-from eval_suites.schema import GateRule, Policy
+from eval_suites.gates import judge_all
+from eval_suites.policy import GateRule, Policy
+from eval_suites.verdicts import reasons_of, release_verdict, verdict_of
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_REFUSED
-from registry.evidence import (
-    AccuracyEvidence,
-    LatencyEvidence,
-    LoadPoint,
-    ServingEvidence,
-    percentiles,
-    write_summary,
-)
+from registry.evidence import LoadPoint, write_summary
+from registry.evidence_folders import CandidateEvidence
 from registry.outcome import GateResult, Verdict
+from tests.unit.evidence_builders import (
+    SETTINGS,
+    accuracy,
+    judge,
+    latency,
+    measured,
+    point,
+    policy,
+    rule,
+    scores,
+    serving,
+    table,
+)
 
-NOW = datetime(2030, 1, 2, tzinfo=UTC)
-SETTINGS = {"sampling": {"temperature": 0.0}, "few_shot": 0, "chat_template": "t1", "batch_size": 8}
 ABSENT = object()
 POLICIES = Path(__file__).resolve().parents[2] / "eval_suites" / "policies"
 
-
-def accuracy(bundle: str, /, **changes: Any) -> AccuracyEvidence:
-    """Evidence without validation: gates must stand what a reader let through."""
-    fields: dict[str, Any] = {
-        "schema_version": 1,
-        "kind": "accuracy",
-        "bundle": bundle,
-        "suite": "freight",
-        "task": "freight.yaml",
-        "task_version": "1",
-        "engine": "vllm 0.32.0",
-        "harness": "lm-eval 0.4.13",
-        "items_digest": "items",
-        "settings": SETTINGS,
-        "items_asked": 400,
-        "items_scored": 400,
-        "metrics": {"hit_rate": 0.72},
-        "smoke": False,
-        "measured_at": NOW,
-        "seconds": 1.0,
-    }
-    return AccuracyEvidence.model_construct(**{**fields, **changes})
-
-
-def point(rate: float = 2.0, times: list[float] | None = None, failed: int = 0) -> LoadPoint:
-    answered = [100.0] * 40 if times is None else times
-    table = percentiles(answered, failed)
-    return LoadPoint(
-        rate=rate,
-        achieved_rate=rate,
-        total=len(answered) + failed,
-        ok=len(answered),
-        failed=failed,
-        duration_s=20.0,
-        ttft_ms=table,
-        tpot_ms=table,
-        itl_ms=table,
-        e2el_ms=table,
-        output_tokens_per_s=100.0,
-    )
-
-
-def latency(bundle: str, /, *points: LoadPoint, **changes: Any) -> LatencyEvidence:
-    fields: dict[str, Any] = {
-        "bundle": bundle,
-        "profile": "cpu",
-        "hardware": "h",
-        "engine": "vllm",
-        "harness": "vllm bench",
-        "settings": {"sampling": {"temperature": 0.0}},
-        "points": list(points),
-        "measured_at": NOW,
-        "seconds": 1.0,
-    }
-    return LatencyEvidence.model_validate({**fields, **changes})
-
-
-def serving(bundle: str, feasible: bool, reason: str = "") -> ServingEvidence:
-    return ServingEvidence(
-        bundle=bundle,
-        hardware="h",
-        engine="vllm",
-        feasible=feasible,
-        reason=reason,
-        measured_at=NOW,
-    )
-
-
-def rule(**changes: Any) -> GateRule:
-    fields: dict[str, Any] = {
-        "name": "g",
-        "metric": "accuracy.hit_rate",
-        "kind": "retention",
-        "reference": "teacher",
-        "margin": 0.95,
-    }
-    return GateRule.model_validate({**fields, **changes})
+GOOD = scores(360, 40)
+"""400 items, 0.9 of them right."""
 
 
 def sla(margin: float = 2000.0, metric: str = "latency.e2el_p95_ms") -> GateRule:
-    return rule(metric=metric, kind="ceiling", reference=None, margin=margin, rate=2.0)
+    return rule(metric=metric, kind="ceiling", margin=margin, rate=2.0)
 
 
-def with_metrics(name: str, metrics: dict[str, Any], **changes: Any) -> CandidateEvidence:
+def summary(name: str, metrics: dict[str, Any], **changes: Any) -> CandidateEvidence:
+    """Means alone, without a row per item."""
     return CandidateEvidence(name, accuracy=accuracy(name, metrics=metrics, **changes))
 
 
@@ -151,34 +76,66 @@ def test_missing_and_odd_values_never_pass(
     own: Any, theirs: Any, margin: float, expected: str
 ) -> None:
     if expected == "policy error":
-        with pytest.raises(ValidationError):
-            rule(margin=margin)
+        for kind in ("ratio", "retention"):
+            with pytest.raises(ValidationError):
+                rule(kind=kind, margin=margin)
         return
     sides = [{} if value is ABSENT else {"hit_rate": value} for value in (own, theirs)]
-    result = judge(
-        rule(margin=margin), with_metrics("c", sides[0]), with_metrics("teacher", sides[1])
-    )
+    pair = summary("c", sides[0]), summary("teacher", sides[1])
+    result = judge(rule(kind="ratio", margin=margin), *pair)
     assert result.result == expected
     assert result.reason
     if expected == "INVALID":
         assert "hit_rate" in result.reason
         assert result.estimate is None
+    # Means alone have no bound, so no other gate can pass on them.
+    bounded = judge(rule(margin=margin), *pair)
+    assert bounded.result is Verdict.INVALID
+    assert "no scores per item" in bounded.reason
 
 
 def test_margin_is_met_exactly() -> None:
     # 63/70 is 0.8999999999999999 in floating point.
-    pair = with_metrics("c", {"hit_rate": 0.63}), with_metrics("t", {"hit_rate": 0.7})
-    assert judge(rule(margin=0.9), *pair).result is Verdict.PASS
-    assert judge(rule(margin=0.9001), *pair).result is Verdict.FAIL
+    pair = summary("c", {"hit_rate": 0.63}), summary("t", {"hit_rate": 0.7})
+    assert judge(rule(kind="ratio", margin=0.9), *pair).result is Verdict.PASS
+    assert judge(rule(kind="ratio", margin=0.9001), *pair).result is Verdict.FAIL
 
 
 def test_result_carries_the_numbers() -> None:
-    result = judge(
-        rule(), with_metrics("c", {"hit_rate": 0.71}), with_metrics("t", {"hit_rate": 0.72})
-    )
-    assert (result.candidate, result.reference, result.n) == (0.71, 0.72, 400)
-    assert result.ratio == result.estimate == pytest.approx(0.71 / 0.72)
+    candidate = [*scores(350, 0), *scores(5, 5), *scores(5, 35)]
+    result = judge(rule(), measured("c", candidate), measured("t", GOOD))
+    assert result.result is Verdict.PASS
+    assert (result.candidate, result.reference, result.n) == (0.9, 0.9, 400)
+    assert result.ratio == result.estimate == 1.0
+    assert result.bound is not None
+    assert result.opposite_bound is not None
+    assert 0.97 < result.bound < 1 < result.opposite_bound < 1.03
+    assert (result.margin, result.limit, result.level) == (0.9, 0.9, 0.05)
+    assert result.mde is not None
+    assert 0.9 < result.mde < 0.95
+    assert result.needed is None
+    assert result.flips is not None
+    assert (result.flips.gained, result.flips.lost) == (5, 5)
+    assert result.flips.lost_items == ["0355", "0356", "0357", "0358", "0359"]
+    assert result.flips.mcnemar_p == 1.0
     assert GateResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_pass_fail_and_in_between() -> None:
+    teacher = measured("t", GOOD)
+    kept = judge(rule(), measured("c", scores(350, 50)), teacher)
+    straddling = judge(rule(), measured("c", scores(330, 70)), teacher)
+    lost = judge(rule(), measured("c", scores(280, 120)), teacher)
+    assert [r.result for r in (kept, straddling, lost)] == ["PASS", "INCONCLUSIVE", "FAIL"]
+    assert straddling.bound is not None
+    assert straddling.opposite_bound is not None
+    assert straddling.bound < 0.9 < straddling.opposite_bound
+    assert straddling.needed is not None
+    assert straddling.needed > 400
+    assert "more items would decide" in straddling.reason
+    assert lost.opposite_bound is not None
+    assert lost.opposite_bound < 0.9
+    assert "at most" in lost.reason
 
 
 @pytest.mark.parametrize(
@@ -186,28 +143,35 @@ def test_result_carries_the_numbers() -> None:
     [
         ({"items_scored": 399}, "399 of the candidate's 400"),
         ({"items_asked": 0, "items_scored": 0}, "no item"),
-        ({"schema_version": 2}, "schema version 2"),
         ({"bundle": "another"}, "names bundle another"),
         ({"settings": {}}, "unknown settings of the candidate"),
-        ({"metrics": {}}, "no metric 'hit_rate'"),
+        ({"metrics": {"hit_rate": 0.8}}, "summary says hit_rate 0.8, its items have 0.9"),
+        ({"items_asked": 401, "items_scored": 401}, "counts 401 scored items"),
     ],
 )
 def test_unusable_evidence_is_invalid(changes: dict[str, Any], words: str) -> None:
-    candidate = CandidateEvidence("c", accuracy=accuracy("c", **changes))
-    reference = CandidateEvidence("t", accuracy=accuracy("t"))
-    result = judge(rule(), candidate, reference)
+    named = {"bundle": "another"} if "bundle" in changes else {}
+    summary_changes = {k: v for k, v in changes.items() if k != "bundle"}
+    candidate = measured("c", GOOD, **summary_changes)
+    if named:
+        assert candidate.accuracy is not None
+        other = candidate.accuracy.model_copy(update=named)
+        candidate = CandidateEvidence("c", accuracy=other, items=candidate.items)
+    result = judge(rule(), candidate, measured("t", GOOD))
     assert result.result is Verdict.INVALID
     assert words in result.reason
 
 
 def test_no_evidence_is_invalid() -> None:
-    full = CandidateEvidence("c", accuracy=accuracy("c"))
+    full = measured("c", GOOD)
     empty = CandidateEvidence("c")
     assert judge(rule(), empty, full).result is Verdict.INVALID
     assert judge(rule(), full, empty).result is Verdict.INVALID
     assert "no evidence of the teacher" in judge(rule(), full).reason
     assert judge(sla(), full).result is Verdict.INVALID
-    assert judge(rule(metric="taste.sweet"), full, full).result is Verdict.INVALID
+    missing = judge(rule(metric="taste"), full, measured("t", GOOD))
+    assert missing.result is Verdict.INVALID
+    assert "no metric 'taste'" in missing.reason
 
 
 def test_every_difference_of_measurement_is_named() -> None:
@@ -226,10 +190,12 @@ def test_every_difference_of_measurement_is_named() -> None:
             "multiturn": True,
             "batch_size": 16,
         },
+        limited=True,
         metrics={"hit_rate": 0.1},
     )
-    candidate = CandidateEvidence("c", accuracy=accuracy("c"))
-    result = judge(rule(reference="student"), candidate, CandidateEvidence("t", accuracy=other))
+    candidate = summary("c", {"hit_rate": 0.9})
+    by_means = rule(kind="implausible", reference="student", margin=0.1)
+    result = judge(by_means, candidate, CandidateEvidence("t", accuracy=other))
     assert result.result is Verdict.INVALID
     for words in (
         "suite freight against old",
@@ -237,6 +203,7 @@ def test_every_difference_of_measurement_is_named() -> None:
         "harness lm-eval 0.4.13 against lm-eval 0.4.0",
         "items_digest items against others",
         "items_asked 400 against 1319",
+        "limited False against True",
         "sampling.temperature 0.0 against 1.0",
         "few_shot 0 against 5",
         "chat_template t1 against None",
@@ -246,43 +213,65 @@ def test_every_difference_of_measurement_is_named() -> None:
     assert "batch_size" not in result.reason
 
 
-def test_only_a_teacher_may_have_its_own_chat_template() -> None:
-    other = accuracy("t", settings={**SETTINGS, "chat_template": "t2"})
-    pair = CandidateEvidence("c", accuracy=accuracy("c")), CandidateEvidence("t", accuracy=other)
-    assert judge(rule(reference="teacher"), *pair).result is Verdict.PASS
-    assert judge(rule(reference="student"), *pair).result is Verdict.INVALID
+def test_a_chat_template_of_its_own_only_with_a_tokenizer_of_its_own() -> None:
+    def compare(reference: str, own: dict[str, Any], theirs: dict[str, Any]) -> GateResult:
+        sides = [measured(name, GOOD, settings={**SETTINGS, **changes})
+                 for name, changes in (("c", own), ("t", theirs))]  # fmt: skip
+        kind = "regression" if reference == "champion" else "retention"
+        margin = {"margin": 0.05} if kind == "regression" else {}
+        return judge(rule(kind=kind, reference=reference, **margin), *sides)
+
+    llama = {"tokenizer_digest": "llama", "chat_template": "t1"}
+    other = {"tokenizer_digest": "llama", "chat_template": "t2"}
+    qwen = {"tokenizer_digest": "qwen", "chat_template": "t2"}
+    assert compare("teacher", llama, qwen).result is Verdict.PASS
+    assert compare("champion", llama, qwen).result is Verdict.PASS
+    for reference in ("teacher", "champion", "student"):
+        result = compare(reference, llama, other)
+        assert result.result is Verdict.INVALID
+        assert "chat_template t1 against t2" in result.reason
+    # A student's candidates are of its own family, whatever they say.
+    assert "tokenizer_digest llama against qwen" in compare("student", llama, qwen).reason
+    # A teacher behind a URL does not tell its tokenizer.
+    assert compare("teacher", llama, {"chat_template": None}).result is Verdict.PASS
 
 
-def test_smoke_evidence_never_passes() -> None:
-    own = CandidateEvidence("c", accuracy=accuracy("c", smoke=True, suite="tiny"))
-    theirs = CandidateEvidence("t", accuracy=accuracy("t", smoke=True, suite="tiny"))
+def test_smoke_and_limited_evidence_never_passes() -> None:
+    own = measured("c", GOOD, smoke=True, suite="tiny")
+    theirs = measured("t", GOOD, smoke=True, suite="tiny")
     result = judge(rule(), own, theirs)
     assert result.result is Verdict.INCONCLUSIVE
     assert "tiny" in result.reason
-    floor = rule(kind="floor", reference=None, margin=0.5)
-    assert judge(floor, own).result is Verdict.INCONCLUSIVE
+    assert judge(rule(kind="floor", margin=0.5), own).result is Verdict.INCONCLUSIVE
+    check = rule(kind="implausible", margin=0.1)
+    assert judge(check, own, theirs).result is Verdict.INCONCLUSIVE
     quick = CandidateEvidence("c", latency=latency("c", point(), smoke=True, profile="quick"))
     assert "quick" in judge(sla(), quick).reason
-    bad = with_metrics("c", {"hit_rate": 0.0}, smoke=True, suite="tiny")
+    bad = measured("c", scores(0, 400), smoke=True, suite="tiny")
     assert judge(rule(), bad, theirs).result is Verdict.FAIL
+
+    cut = measured("c", GOOD, limited=True), measured("t", GOOD, limited=True)
+    assert judge(rule(), *cut).result is Verdict.INCONCLUSIVE
+    assert "cut by a limit" in judge(rule(), *cut).reason
+    assert judge(rule(), *cut, allow_limited=True).result is Verdict.PASS
 
 
 def test_a_handful_of_items_decides_nothing() -> None:
-    few = {"items_asked": 99, "items_scored": 99}
-    own = CandidateEvidence(bundle="c", accuracy=accuracy("c", **few))
-    teacher = CandidateEvidence(bundle="t", accuracy=accuracy("t", **few))
-    result = judge(rule(), own, teacher)
+    pair = measured("c", scores(99, 0)), measured("t", scores(99, 0))
+    result = judge(rule(), *pair)
     assert result.result is Verdict.INCONCLUSIVE
     assert "fewer than 100 decide nothing" in result.reason
-    assert judge(rule(min_items=99), own, teacher).result is Verdict.PASS
-    assert judge(rule(margin=1.0, min_items=1000), own, teacher).result is not Verdict.PASS
+    assert result.needed == 1
+    assert judge(rule(min_items=99), *pair).result is Verdict.PASS
+    many = judge(rule(kind="implausible", margin=0.5, min_items=1000), *pair)
+    assert many.result is Verdict.INCONCLUSIVE
 
 
 def test_implausibly_good_is_anomalous() -> None:
     check = rule(kind="implausible", reference="student", margin=0.1)
-    student = with_metrics("s", {"hit_rate": 0.5})
-    assert judge(check, with_metrics("c", {"hit_rate": 0.6}), student).result is Verdict.PASS
-    odd = judge(check, with_metrics("c", {"hit_rate": 0.61}), student)
+    student = summary("s", {"hit_rate": 0.5})
+    assert judge(check, summary("c", {"hit_rate": 0.6}), student).result is Verdict.PASS
+    odd = judge(check, summary("c", {"hit_rate": 0.61}), student)
     assert odd.result is Verdict.ANOMALOUS
     assert odd.estimate == pytest.approx(0.11)
 
@@ -332,9 +321,7 @@ def test_other_latency_figures() -> None:
     evidence = CandidateEvidence("c", latency=latency("c", point(2.0, [100.0] * 9, 1)))
 
     def floor(metric: str, margin: float) -> GateResult:
-        asked = rule(
-            metric=f"latency.{metric}", kind="floor", reference=None, margin=margin, rate=2.0
-        )
+        asked = rule(metric=f"latency.{metric}", kind="floor", margin=margin, rate=2.0)
         return judge(asked, evidence)
 
     assert floor("success_rate", 0.9).result is Verdict.PASS
@@ -345,22 +332,29 @@ def test_other_latency_figures() -> None:
 
 
 def test_infeasible_names_the_engines_reason_once() -> None:
+    full = measured("c", GOOD)
     candidate = CandidateEvidence(
-        "c", accuracy=accuracy("c"), serving=serving("c", False, "no kernel for wna16")
+        "c",
+        accuracy=full.accuracy,
+        items=full.items,
+        serving=serving("c", False, "no kernel for wna16"),
     )
-    results = judge_all([rule(), sla()], candidate, {"teacher": with_metrics("t", {})})
+    gates = policy(rule(), rule(name="sla", metric="latency.e2el_p99_ms", kind="ceiling",
+                                margin=1, rate=2.0))  # fmt: skip
+    (results,) = judge_all(gates, {"c": candidate}, {"teacher": measured("t", GOOD)}).values()
     assert [result.result for result in results] == [Verdict.INFEASIBLE] * 2
     assert verdict_of(results) is Verdict.INFEASIBLE
     assert reasons_of(results) == ["vllm cannot serve it on this hardware: no kernel for wna16"]
-    assert results[0].candidate == 0.72
+    assert results[0].candidate == 0.9
 
 
 def test_serving_evidence_of_another_bundle_is_invalid() -> None:
+    full = measured("c", GOOD)
     for broken in (
-        CandidateEvidence("c", accuracy=accuracy("c"), serving=serving("x", False, "no")),
-        CandidateEvidence("c", accuracy=accuracy("c"), unreadable={"serving": "not JSON"}),
+        CandidateEvidence("c", full.accuracy, full.items, serving=serving("x", False, "no")),
+        CandidateEvidence("c", full.accuracy, full.items, unreadable={"serving": "not JSON"}),
     ):
-        result = judge(rule(), broken, CandidateEvidence("t", accuracy=accuracy("t")))
+        result = judge(rule(), broken, measured("t", GOOD))
         assert result.result is Verdict.INVALID
         assert "serving evidence" in result.reason
 
@@ -412,35 +406,290 @@ def test_evidence_that_cannot_be_read_is_a_reason(tmp_path: Path) -> None:
     good, old, wrong = tmp_path / "good", tmp_path / "old", tmp_path / "wrong"
     for folder in (good, old, wrong):
         folder.mkdir()
-    write_summary(good, accuracy("c"))
+    write_summary(good, accuracy("c", metrics={"hit_rate": 0.72}))
     content = json.loads((good / "summary.json").read_text())
     (old / "summary.json").write_text(json.dumps({**content, "schema_version": 7}))
     write_summary(wrong, serving("c", True))
 
+    means = rule(kind="ratio", margin=0.95)
     reference = CandidateEvidence.read("c", accuracy=good)
-    assert judge(rule(), CandidateEvidence.read("c", accuracy=good), reference).result == "PASS"
+    assert judge(means, CandidateEvidence.read("c", accuracy=good), reference).result == "PASS"
     for folder, words in (
-        (old, "schema_version"),
+        (old, "schema version 7"),
         (wrong, "holds serving evidence"),
         (tmp_path / "none", "no such evidence"),
     ):
-        result = judge(rule(), CandidateEvidence.read("c", accuracy=folder), reference)
+        result = judge(means, CandidateEvidence.read("c", accuracy=folder), reference)
         assert result.result is Verdict.INVALID
         assert words in result.reason
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "null", "true", '"0.72"'])
 def test_what_is_no_number_in_a_file_is_invalid(tmp_path: Path, value: str) -> None:
-    write_summary(tmp_path, accuracy("c"))
+    write_summary(tmp_path, accuracy("c", metrics={"hit_rate": 0.72}))
     path = tmp_path / "summary.json"
     path.write_text(path.read_text().replace("0.72", value))
     own = CandidateEvidence.read("c", accuracy=tmp_path)
-    result = judge(rule(), own, CandidateEvidence("t", accuracy=accuracy("t")))
+    result = judge(rule(kind="ratio", margin=0.95), own, summary("t", {"hit_rate": 0.72}))
     assert result.result is Verdict.INVALID
     assert "hit_rate" in result.reason
 
 
-@pytest.mark.parametrize("name", ["demo", "label", "smoke"])
-def test_shipped_policies_are_valid(name: str) -> None:
-    policy = Policy.model_validate(yaml.safe_load((POLICIES / f"{name}.yaml").read_text()))
-    assert verdict_of(judge_all(policy.gates, CandidateEvidence("c"), {})) is Verdict.INVALID
+@pytest.mark.parametrize("path", sorted(POLICIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_policies_are_valid_and_pass_nothing_without_evidence(path: Path) -> None:
+    shipped = Policy.model_validate(yaml.safe_load(path.read_text()))
+    (results,) = judge_all(shipped, {"c": CandidateEvidence("c")}, {}).values()
+    assert verdict_of(results) is Verdict.INVALID
+
+
+# -- kinds -----------------------------------------------------------------------------------
+
+
+def test_non_inferiority_allows_an_absolute_loss() -> None:
+    gate = rule(kind="non_inferiority", margin=0.05)
+    teacher = measured("t", GOOD)
+    assert judge(gate, measured("c", scores(356, 44)), teacher).result is Verdict.PASS
+    close = judge(gate, measured("c", scores(343, 57)), teacher)
+    assert close.result is Verdict.INCONCLUSIVE
+    assert close.estimate == pytest.approx(-0.0425)
+    assert (close.margin, close.limit) == (0.05, -0.05)
+    assert close.ratio == pytest.approx(343 / 360)
+    assert judge(gate, measured("c", scores(300, 100)), teacher).result is Verdict.FAIL
+
+
+def test_lower_is_better_turns_the_comparison_round() -> None:
+    gate = rule(kind="non_inferiority", margin=0.05, direction="lower")
+    toxic = measured("t", scores(40, 360))
+    assert judge(gate, measured("c", scores(42, 358)), toxic).result is Verdict.PASS
+    worse = judge(gate, measured("c", scores(100, 300)), toxic)
+    assert worse.result is Verdict.FAIL
+    assert worse.limit == 0.05
+    assert judge(gate, measured("c", scores(0, 400)), toxic).result is Verdict.PASS
+
+
+def test_floor_and_ceiling_are_exact_for_proportions() -> None:
+    evidence = measured("c", scores(380, 20))
+    floor = judge(rule(kind="floor", margin=0.92), evidence)
+    # Clopper-Pearson, scipy.stats.binomtest(380, 400).proportion_ci(0.90, "exact").low
+    assert floor.bound == pytest.approx(0.9281714, abs=1e-7)
+    assert floor.result is Verdict.PASS
+    assert judge(rule(kind="floor", margin=0.93), evidence).result is Verdict.INCONCLUSIVE
+    assert judge(rule(kind="floor", margin=0.98), evidence).result is Verdict.FAIL
+    assert judge(rule(kind="ceiling", margin=0.97), evidence).result is Verdict.PASS
+    assert judge(rule(kind="ceiling", margin=0.9), evidence).result is Verdict.FAIL
+
+
+def test_regression_shows_flips_and_equal_is_not_enough() -> None:
+    gate = rule(kind="regression", margin=0.01)
+    champion = measured("old", GOOD)
+    result = judge(gate, measured("c", scores(355, 45)), champion)
+    # McNemar does not see a difference, and that is no proof that there is none.
+    assert result.result is Verdict.INCONCLUSIVE
+    assert result.flips is not None
+    assert result.flips.mcnemar_p == pytest.approx(0.0625)
+    assert result.flips.lost_items == ["0355", "0356", "0357", "0358", "0359"]
+    itself = judge(gate, measured("old", GOOD), champion)
+    assert itself.result is Verdict.PASS
+    assert "is the champion itself" in itself.reason
+
+
+def test_length_counts_output_tokens() -> None:
+    rows = {"output_tokens": [100] * 200 + [120] * 200}
+    longer = {"output_tokens": [150] * 200 + [180] * 200}
+    gate = rule(kind="length", margin=1.2)
+    assert gate.metric == "output_tokens"
+    same = judge(gate, measured("c", GOOD, rows), measured("t", GOOD, rows))
+    assert (same.result, same.estimate) == (Verdict.PASS, 1.0)
+    assert same.limit == 1.2
+    talks = judge(gate, measured("c", GOOD, longer), measured("t", GOOD, rows))
+    assert talks.result is Verdict.FAIL
+    assert talks.estimate == pytest.approx(1.5)
+    none = judge(gate, measured("c", GOOD), measured("t", GOOD))
+    assert none.result is Verdict.INVALID
+
+
+def test_the_worst_slice_decides() -> None:
+    segment = ["zh"] * 200 + ["en"] * 200
+    rows = {"segment": segment}
+    teacher = measured("t", scores(180, 20) * 2, rows)
+    good = measured("c", scores(180, 20) * 2, rows)
+    bad_en = measured("c", [*scores(196, 4), *scores(150, 50)], rows)
+    gate = rule(kind="slice", margin=0.05)
+    passed = judge(gate, good, teacher)
+    assert (passed.result, passed.n) == (Verdict.PASS, 200)
+    failed = judge(gate, bad_en, teacher)
+    assert failed.result is Verdict.FAIL
+    assert failed.slice == "segment=en"
+    assert failed.estimate == pytest.approx(-0.15)
+    # The mean alone does not show it.
+    overall = judge(rule(kind="non_inferiority", margin=0.1), bad_en, teacher)
+    assert overall.result is Verdict.PASS
+    # Any kind can be asked slice by slice.
+    retention = judge(rule(slices=["segment"]), bad_en, teacher)
+    assert (retention.slice, retention.result) == ("segment=en", Verdict.FAIL)
+
+
+def test_a_missing_slice_is_invalid() -> None:
+    teacher, candidate = measured("t", GOOD), measured("c", GOOD)
+    gate = rule(kind="slice", margin=0.1)
+    assert "no column 'segment'" in judge(gate, candidate, teacher).reason
+    rows = {"segment": ["zh"] * 400}
+    pair = measured("c", GOOD, rows), measured("t", GOOD, rows)
+    wanted = rule(kind="slice", margin=0.1, expected=["zh", "en"])
+    result = judge(wanted, *pair)
+    assert result.result is Verdict.INVALID
+    assert "no item is in the slices en" in result.reason
+    gap = {"segment": ["zh"] * 399 + [None]}
+    assert judge(gate, measured("c", GOOD, gap), pair[1]).result is Verdict.INVALID
+
+
+def test_small_slices_decide_nothing() -> None:
+    rows = {"segment": ["zh"] * 350 + ["en"] * 50}
+    pair = measured("c", GOOD, rows), measured("t", GOOD, rows)
+    gate = rule(kind="slice", margin=0.2)
+    result = judge(gate, *pair)
+    assert result.result is Verdict.INCONCLUSIVE
+    assert "50 items were scored in segment=en" in result.reason
+    assert judge(rule(kind="slice", margin=0.2, min_items=50), *pair).result is Verdict.PASS
+
+
+def test_conversations_count_as_one() -> None:
+    rows = {"conversation": [f"c{i // 20}" for i in range(400)]}
+    lost = [*([1.0] * 340), *([0.0] * 60)]
+    alone = judge(rule(), measured("c", lost), measured("t", GOOD))
+    together = judge(rule(), measured("c", lost, rows), measured("t", GOOD, rows))
+    assert together.units == 20
+    assert together.bound is not None
+    assert alone.bound is not None
+    assert together.bound < alone.bound
+    assert "20 clusters" in together.method
+    few = {"conversation": [f"c{i // 40}" for i in range(400)]}
+    result = judge(rule(), measured("c", GOOD, few), measured("t", GOOD, few))
+    assert result.result is Verdict.INCONCLUSIVE
+    assert "10 clusters; fewer than 20" in result.reason
+    wanted = rule(cluster="thread")
+    assert judge(wanted, measured("c", GOOD), measured("t", GOOD)).result is Verdict.INVALID
+
+
+# -- the same items --------------------------------------------------------------------------
+
+
+def test_other_items_are_not_compared() -> None:
+    own, theirs = table(hit_rate=scores(180, 20)), table(hit_rate=scores(190, 20))
+    result = judge(rule(), own, theirs)
+    assert result.result is Verdict.INVALID
+    assert "10 items are missing of the candidate (0200, 0201, 0202)" in result.reason
+
+
+def test_other_messages_are_not_compared() -> None:
+    hashes = [f"h{i}" for i in range(400)]
+    own = measured("c", GOOD, {"prompt_hash": hashes})
+    theirs = measured("t", GOOD, {"prompt_hash": [*hashes[:-1], "another"]})
+    result = judge(rule(), own, theirs)
+    assert result.result is Verdict.INVALID
+    assert "1 items were asked with other messages" in result.reason
+    assert "0399" in result.reason
+
+
+def test_a_table_passes_on_its_own_and_against_a_table_only() -> None:
+    assert judge(rule(), table(hit_rate=GOOD), table(hit_rate=GOOD)).result is Verdict.PASS
+    mixed = judge(rule(), table(hit_rate=GOOD), measured("t", GOOD))
+    assert mixed.result is Verdict.INVALID
+    assert "unknown settings of the candidate" in mixed.reason
+    assert judge(rule(kind="floor", margin=0.8), table(hit_rate=GOOD)).result is Verdict.PASS
+
+
+@pytest.mark.parametrize("cell", ["", "nan", "inf", "true", "high", None, math.nan, True])
+def test_one_bad_cell_makes_the_metric_invalid(cell: Any) -> None:
+    result = judge(rule(), table(hit_rate=[*GOOD[:-1], cell]), table(hit_rate=GOOD))
+    assert result.result is Verdict.INVALID
+    assert "hit_rate" in result.reason
+
+
+def test_a_reference_without_anything_right_has_no_ratio() -> None:
+    nothing = table(hit_rate=scores(0, 400))
+    result = judge(rule(), nothing, nothing)
+    assert result.result is Verdict.INVALID
+    assert "no ratio to it exists" in result.reason
+
+
+# -- several candidates, several looks, noise, waivers ---------------------------------------
+
+
+def test_candidates_share_the_error() -> None:
+    gates = policy(rule())
+    teacher = {"teacher": measured("t", GOOD)}
+    candidates = {name: measured(name, scores(right, 400 - right))
+                  for name, right in (("good", 352), ("close", 334), ("bad", 250))}  # fmt: skip
+    levels = {name: results[0].level for name, results in
+              judge_all(gates, candidates, teacher).items()}  # fmt: skip
+    assert levels == {
+        "good": pytest.approx(0.05 / 3),
+        "close": pytest.approx(0.05 / 2),
+        "bad": pytest.approx(0.05 / 2),
+    }
+    alone = judge(rule(), candidates["close"], teacher["teacher"])
+    assert alone.result is Verdict.PASS
+    shared = judge_all(gates, candidates, teacher)["close"][0]
+    assert shared.result is Verdict.INCONCLUSIVE
+    assert judge(rule(), candidates["close"], teacher["teacher"], planned=5).level == (
+        pytest.approx(0.01)
+    )
+
+
+def test_looks_are_planned_and_share_the_error() -> None:
+    looks = [{"items": 400, "share": 0.4}, {"items": 1000, "share": 0.6}]
+    pair = measured("c", scores(352, 48)), measured("t", GOOD)
+    assert judge(rule(), *pair, looks=looks).level == pytest.approx(0.02)
+    other = measured("c", scores(450, 50)), measured("t", scores(450, 50))
+    result = judge(rule(), *other, looks=looks)
+    assert result.result is Verdict.INVALID
+    assert "500 items are no planned look (the policy plans 400, 1000)" in result.reason
+
+
+def test_a_margin_below_the_noise_decides_nothing() -> None:
+    again = [*scores(345, 15), *scores(15, 25)]
+    repeated = measured("t", GOOD), measured("t", again)
+    gate = rule(kind="non_inferiority", margin=0.02)
+    pair = measured("c", GOOD), measured("t", GOOD)
+    assert judge(gate, *pair).result is Verdict.PASS
+    noisy = judge(gate, *pair, repeated=repeated)
+    assert noisy.result is Verdict.INCONCLUSIVE
+    assert "below the noise of the measurement" in noisy.reason
+    wide = rule(kind="non_inferiority", margin=0.05)
+    assert judge(wide, *pair, repeated=repeated).result is Verdict.PASS
+    # 0.9 of 0.9 leaves 0.09.
+    assert judge(rule(), *pair, repeated=repeated).result is Verdict.PASS
+    demanded = judge(gate, *pair, noise_floor=True)
+    assert demanded.result is Verdict.INVALID
+    assert "demands an A/A run" in demanded.reason
+
+
+def test_a_waiver_silences_a_gate_until_its_day() -> None:
+    waiver = {"gate": "g", "owner": "release desk", "reason": "known", "expires": "2030-01-31"}
+    gates = policy(rule(), rule(name="floor", kind="floor", margin=0.5), waivers=[waiver])
+    bad = {"c": measured("c", scores(250, 150))}
+    teacher = {"teacher": measured("t", GOOD)}
+
+    def results(day: date) -> list[GateResult]:
+        return judge_all(gates, bad, teacher, today=day)["c"]
+
+    waived = results(date(2030, 1, 31))
+    assert waived[0].result is Verdict.FAIL
+    assert waived[0].waived is not None
+    assert waived[0].waived.owner == "release desk"
+    assert verdict_of(waived) is Verdict.PASS
+    expired = results(date(2030, 2, 1))
+    assert expired[0].waived is None
+    assert verdict_of(expired) is Verdict.FAIL
+    # Nothing is left to judge: that is no PASS.
+    only = policy(rule(), waivers=[waiver])
+    (left,) = judge_all(only, bad, teacher, today=date(2030, 1, 1)).values()
+    assert verdict_of(left) is Verdict.INVALID
+
+
+def test_summaries_without_rows_judge_no_bound() -> None:
+    only = summary("c", {"hit_rate": 0.9})
+    for gate in (rule(), rule(kind="floor", margin=0.1), rule(kind="non_inferiority", margin=0.9)):
+        result = judge(gate, only, summary("t", {"hit_rate": 0.5}))
+        assert result.result is Verdict.INVALID

@@ -13,16 +13,17 @@ import pytest
 from registry import report
 from registry.digests import digest_of
 from registry.evidence import LoadPoint, percentiles
-from registry.gate_outcome import LoosenedGate, WaiverShown
 from registry.outcome import (
     CandidateOutcome,
     Champion,
     Flips,
     GateResult,
+    LoosenedGate,
     ReleaseOutcome,
     StageOutcome,
     Verdict,
     Waived,
+    WaiverShown,
 )
 from registry.report import Example, ReferenceFigures, ReportDetails, Response, write_report
 

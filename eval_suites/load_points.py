@@ -1,0 +1,85 @@
+"""A latency metric's number from load points, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from eval_suites.comparable import present
+from eval_suites.policy import GateRule
+from registry.evidence import LatencyEvidence, LoadPoint, Unusable
+
+if TYPE_CHECKING:
+    from registry.evidence_folders import CandidateEvidence
+
+
+class OverEveryLimit(Exception):
+    """Requests failed, and a failed request counts as slower than any limit."""
+
+
+def latency_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[float, int]:
+    """Value and number of requests of the rule's metric at its rate.
+
+    Raises `Unusable`, or `OverEveryLimit` when failed requests decide.
+    """
+    metric = rule.metric.removeprefix("latency.")
+    found: LatencyEvidence = present("latency", evidence, who)
+    points = [p for p in found.points if rule.rate is not None and math.isclose(p.rate, rule.rate)]
+    if not points:
+        measured = ", ".join(f"{point.rate:g}" for point in found.points) or "none"
+        raise Unusable(
+            f"rate {rule.rate:g} requests/s was not measured for the {who} (measured: {measured})"
+        )
+    if len(points) > 1:
+        raise Unusable(f"rate {rule.rate:g} occurs {len(points)} times in the {who}'s evidence")
+    point = points[0]
+    if point.ok + point.failed != point.total:
+        raise Unusable(
+            f"requests of the {who} do not add up: {point.ok} answered + {point.failed} failed "
+            f"!= {point.total}"
+        )
+    if point.total == 0:
+        raise Unusable(f"no request was sent to the {who} at {point.rate:g} requests/s")
+    failures = f"{point.failed} of {point.total} requests failed at {point.rate:g} requests/s"
+    name, percent = _percentile_of(metric)
+    if percent is None:
+        if point.ok == 0:
+            raise OverEveryLimit(f"{failures}: nothing was answered")
+        return number(_plain(point, metric), f"{who}'s {metric}"), point.total
+    # Whatever number stands there, this percentile lies among the failed requests.
+    if math.ceil(percent / 100 * point.total) > point.ok:
+        raise OverEveryLimit(f"{failures}: the {metric} is over every limit")
+    table: dict[str, float | None] = getattr(point, name)
+    if f"p{percent}" not in table:
+        raise Unusable(f"p{percent} of {name} is not in the {who}'s evidence")
+    return number(table[f"p{percent}"], f"{who}'s {metric}"), point.total
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number. Raises `Unusable`: texts, booleans and null are none."""
+    if value is None:
+        raise Unusable(f"the {what} has no number (null)")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unusable(f"the {what} is {value!r}, which is not a number")
+    if not math.isfinite(value):
+        raise Unusable(f"the {what} is {value}, which is not a finite number")
+    return float(value)
+
+
+def _percentile_of(metric: str) -> tuple[str, int | None]:
+    """`e2el_p99_ms` -> (`e2el_ms`, 99); a metric that is no percentile -> (itself, None)."""
+    name, _, rest = metric.partition("_p")
+    percent = rest.removesuffix("_ms")
+    if name in ("ttft", "tpot", "itl", "e2el") and rest.endswith("_ms") and percent.isdecimal():
+        return f"{name}_ms", int(percent)
+    return metric, None
+
+
+def _plain(point: LoadPoint, metric: str) -> Any:
+    """A figure of a load point that is no percentile."""
+    if metric == "success_rate":
+        return point.ok / point.total
+    plain = ("achieved_rate", "output_tokens_per_s", "acceptance_length", "prefix_cache_hit_rate")
+    if metric not in plain:
+        raise Unusable(f"latency evidence has no metric {metric!r}")
+    return getattr(point, metric)

@@ -1,0 +1,68 @@
+"""How many items a decision needs, and how small a difference so many items can show.
+
+Normal approximations (Chow, Shao, Wang and Lokhnygina 2018, Sample Size Calculations in Clinical
+Research, 3.1 and 4.2), with the spread under the limit for the error and under the assumed truth
+for the power. `make simulate` holds them to simulated releases (docs/simulation.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.special import ndtr, ndtri
+
+from eval_suites.statistics import Estimate
+
+POWER = 0.80
+"""Share of runs that should end with a decision."""
+
+MOST_ITEMS = 10_000_000
+"""More items than this are not a plan."""
+
+
+def items_for(
+    distance: float, sd_at_limit: float, sd_at_truth: float, level: float, power: float = POWER
+) -> int | None:
+    """Units that clear a limit `distance` away with error `level`; None when no number would."""
+    if distance <= 0:
+        return None
+    reach = -float(ndtri(level)) * sd_at_limit + float(ndtri(power)) * sd_at_truth
+    wanted = (max(reach, 0.0) / distance) ** 2
+    return max(1, math.ceil(wanted)) if wanted <= MOST_ITEMS else None
+
+
+def power_of(
+    n: int, distance: float, sd_at_limit: float, sd_at_truth: float, level: float
+) -> float:
+    """Share of runs on `n` units that pass when the truth is `distance` beyond the limit."""
+    if sd_at_truth <= 0:
+        return float(distance > 0)
+    z = (distance * math.sqrt(n) + float(ndtri(level)) * sd_at_limit) / sd_at_truth
+    return float(ndtr(z))
+
+
+def needed_items(
+    estimate: Estimate, limit: float, level: float, n: int, units: int | None = None
+) -> int | None:
+    """Further items that would decide in 80 % of runs if the estimate is the truth.
+
+    Where so many are there already and rare large losses kept them from deciding, as many again.
+    """
+    wanted = items_for(
+        abs(estimate.value - limit),
+        estimate.unit_sd(limit),
+        estimate.unit_sd(estimate.value),
+        level,
+    )
+    if wanted is None:
+        return None
+    further = math.ceil(wanted * n / (units or n)) - n
+    return further if further > 0 else n
+
+
+def minimum_detectable(
+    estimate: Estimate, limit: float, side: int, level: float, units: int
+) -> float:
+    """The true value nearest to the limit that passes in 80 % of runs on so many units."""
+    reach = -float(ndtri(level)) + float(ndtri(POWER))
+    return limit + side * reach * estimate.unit_sd(limit) / math.sqrt(units)

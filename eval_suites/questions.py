@@ -1,0 +1,306 @@
+"""From a rule and evidence to questions: is this number on the right side of that limit?
+
+A gate asks one question, or one for each slice. What cannot be asked (missing, incomplete, not a
+number, not comparable) raises `Unusable`, and the gate is INVALID with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval_suites.bootstrap import Bootstrap, Pair, Resampling, Scores
+from eval_suites.comparable import check_alike, check_same_items, items_of, summary_of
+from eval_suites.policy import GateRule
+from eval_suites.statistics import (
+    Estimate,
+    ExactProportion,
+    PairedDifference,
+    PairedRatio,
+    PairedTable,
+    Scaled,
+)
+from registry.evidence import Unusable
+
+if TYPE_CHECKING:
+    from registry.evidence_folders import CandidateEvidence
+    from registry.items import Items
+
+Array = NDArray[np.float64]
+Scale = Literal["ratio", "difference", "mean"]
+
+SUMMARY_TOLERANCE = 1e-6
+"""Relative difference up to which a summary's mean is that of its rows."""
+
+FEWEST_CLUSTERS = 20
+"""Fewer clusters than this do not show how much clusters differ."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Whether the truth lies above (`side` 1) or below (-1) `limit`, from scores per item."""
+
+    scale: Scale
+    limit: float
+    side: int
+    candidate: Array
+    reference: Array | None
+    ids: NDArray[Any] | None = None
+    slice: str | None = None
+    strata: NDArray[Any] | None = None
+    clusters: NDArray[Any] | None = None
+    design: tuple[str, ...] = ()
+    noise: float | None = None
+    same_bundle: bool = False
+
+    @property
+    def n(self) -> int:
+        return len(self.candidate)
+
+    @property
+    def units(self) -> int | None:
+        """Clusters, where items are clustered."""
+        return len(np.unique(self.clusters)) if self.clusters is not None else None
+
+    @property
+    def room(self) -> float | None:
+        """The margin as a difference of means; None for an absolute limit."""
+        if self.reference is None:
+            return None
+        if self.scale == "ratio":
+            return abs(self.limit - 1) * float(self.reference.mean())
+        return abs(self.limit)
+
+
+def scale_of(rule: GateRule) -> tuple[Scale, float, int]:
+    """Scale, limit and side of a rule's question."""
+    if rule.kind == "retention":
+        return "ratio", rule.margin, 1
+    if rule.kind == "length":
+        return "ratio", rule.margin, -1
+    if rule.kind == "floor":
+        return "mean", rule.margin, 1
+    if rule.kind == "ceiling":
+        return "mean", rule.margin, -1
+    better = 1 if rule.direction == "higher" else -1
+    return "difference", -better * rule.margin, better
+
+
+def questions_of(
+    rule: GateRule,
+    candidate: CandidateEvidence,
+    reference: CandidateEvidence | None,
+    repeated: tuple[CandidateEvidence, CandidateEvidence] | None = None,
+) -> list[Question]:
+    """The rule's questions, one per slice. Raises `Unusable`.
+
+    `repeated` are two runs of one bundle (A/A), for the noise of the measurement itself.
+    """
+    own = items_of(candidate, "candidate")
+    scores = checked_metric(rule.metric, candidate, "candidate")
+    theirs: Array | None = None
+    if rule.reference is not None:
+        if reference is None:
+            raise Unusable(f"there is no evidence of the {rule.reference}")
+        other = items_of(reference, rule.reference)
+        theirs = checked_metric(rule.metric, reference, rule.reference)
+        check_alike(rule, candidate, reference)
+        check_same_items(rule, own, other)
+    scale, limit, side = scale_of(rule)
+    strata = _column(rule, own, rule.strata)
+    clusters = _column(rule, own, rule.cluster)
+    if clusters is not None and len(np.unique(clusters)) == len(own):
+        clusters = None
+    noise = None if repeated is None or theirs is None else _repeats(rule.metric, own, repeated)
+    found = []
+    for label, rows in slices_of(rule, own):
+        reference_scores = None if theirs is None else theirs[rows]
+        part = f" in {label}" if label else ""
+        if scale == "ratio" and reference_scores is not None and reference_scores.mean() <= 0:
+            raise Unusable(
+                f"the {rule.reference}'s {rule.metric} is {reference_scores.mean():g}{part}: "
+                "no ratio to it exists"
+            )
+        found.append(
+            Question(
+                scale=scale,
+                limit=limit,
+                side=side,
+                candidate=scores[rows],
+                reference=reference_scores,
+                ids=own.ids[rows],
+                slice=label,
+                strata=None if strata is None else strata[rows],
+                clusters=None if clusters is None else clusters[rows],
+                design=(rule.strata or "", rule.cluster or "", label or ""),
+                noise=None if noise is None else noise_of(noise[0][rows], noise[1][rows]),
+                same_bundle=_is_same(candidate, reference, scores, theirs),
+            )
+        )
+    return found
+
+
+def checked_metric(name: str, evidence: CandidateEvidence, who: str) -> Array:
+    """The scores per item, their mean being the summary's. Raises `Unusable`."""
+    items, summary = items_of(evidence, who), summary_of(evidence, who)
+    scores: Array = items.metric(name)
+    said = summary.metrics.get(name) if summary is not None else None
+    mean = float(scores.mean())
+    if said is not None and not abs(mean - said) <= SUMMARY_TOLERANCE * max(abs(mean), abs(said)):
+        raise Unusable(
+            f"the {who}'s summary says {name} {said:.6g}, its items have {mean:.6g} ({items.where})"
+        )
+    return scores
+
+
+def _column(rule: GateRule, items: Items, column: str | None) -> NDArray[Any] | None:
+    """Labels of a stratum or cluster column; one that only the defaults name may be missing."""
+    if column is None:
+        return None
+    absent = not items.has(column) or not any(map(_written, items.frame[column]))
+    if absent and column not in rule.named_columns:
+        return None
+    return items.labels(column)
+
+
+def _written(label: Any) -> bool:
+    """Whether a cell holds something: null, NaN and blank text are nothing."""
+    return label is not None and label == label and str(label).strip() != ""
+
+
+def slices_of(rule: GateRule, items: Items) -> Iterator[tuple[str | None, NDArray[np.bool_]]]:
+    """Label and rows of every slice, or all rows without a label. Raises `Unusable`."""
+    if not rule.slices:
+        yield None, np.ones(len(items), bool)
+        return
+    seen = set()
+    for column in rule.slices:
+        labels = items.labels(column)
+        for value in np.unique(labels):
+            seen.add(str(value))
+            yield f"{column}={value}", labels == value
+    missing = [value for value in rule.expected if value not in seen]
+    if missing:
+        raise Unusable(f"no item is in the slices {', '.join(missing)}")
+
+
+def _repeats(
+    metric: str, own: Items, repeated: tuple[CandidateEvidence, CandidateEvidence]
+) -> tuple[Array, Array]:
+    first, second = (items_of(evidence, "A/A run") for evidence in repeated)
+    if not (np.array_equal(first.ids, own.ids) and np.array_equal(second.ids, own.ids)):
+        raise Unusable("the A/A run has other items than the candidate")
+    return first.metric(metric), second.metric(metric)
+
+
+def _is_same(
+    candidate: CandidateEvidence,
+    reference: CandidateEvidence | None,
+    scores: Array,
+    theirs: Array | None,
+) -> bool:
+    """Whether the candidate is the reference: one bundle, one measurement."""
+    return (
+        reference is not None
+        and bool(candidate.bundle)
+        and candidate.bundle == reference.bundle
+        and np.array_equal(scores, theirs if theirs is not None else [])
+    )
+
+
+# -- estimates -------------------------------------------------------------------------------
+
+
+def estimates_of(questions: Sequence[Question]) -> list[Estimate]:
+    """One estimate per question; those that need a bootstrap of one design share its draws."""
+    found: dict[int, Estimate] = {}
+    by_design: dict[tuple[str, ...], list[int]] = {}
+    for index, question in enumerate(questions):
+        simple = _closed_form(question)
+        if simple is not None:
+            found[index] = simple
+        else:
+            by_design.setdefault(question.design, []).append(index)
+    for places in by_design.values():
+        found |= dict(zip(places, _bootstrapped([questions[i] for i in places]), strict=True))
+    return [found[index] for index in range(len(questions))]
+
+
+def noise_of(first: Array, second: Array, error: float = 0.05) -> float:
+    """The largest difference that two runs of one bundle leave possible, one-sided 95 %."""
+    question = Question("difference", 0.0, 1, first, second)
+    (estimate,) = estimates_of([question])
+    return max(abs(estimate.lower(error)), abs(estimate.upper(error)))
+
+
+def _closed_form(question: Question) -> Estimate | None:
+    """Intervals of 0/1 scores, for items that are independent of each other."""
+    unit = right_score(question.candidate, question.reference)
+    if unit is None or question.clusters is not None:
+        return None
+    own = question.candidate > 0
+    if question.reference is None:
+        return Scaled(ExactProportion(int(own.sum()), question.n), unit)
+    other = question.reference > 0
+    table = PairedTable(
+        both=int((own & other).sum()),
+        candidate_only=int((own & ~other).sum()),
+        reference_only=int((~own & other).sum()),
+        neither=int((~own & ~other).sum()),
+    )
+    if question.scale == "ratio":
+        return PairedRatio(table)
+    return Scaled(PairedDifference(table), unit)
+
+
+def right_score(candidate: Array, reference: Array | None) -> float | None:
+    """The score of a right item where every score is that or 0; None for graded scores."""
+    scores = candidate if reference is None else np.concatenate([candidate, reference])
+    values = np.unique(scores)
+    other = values[values != 0]
+    if len(other) == 0:
+        return 1.0
+    return float(other[0]) if len(other) == 1 and other[0] > 0 else None
+
+
+def _bootstrapped(questions: Sequence[Question]) -> list[Estimate]:
+    one = questions[0]
+    resampling = Resampling(one.n, one.strata, one.clusters)
+    scores: dict[str, Array] = {}
+    pairs: list[Pair] = []
+    for question in questions:
+        own = _named(scores, question.candidate)
+        other = None if question.reference is None else _named(scores, question.reference)
+        pairs.append((own, other))
+    means = resampling.means(scores, list(dict.fromkeys(pairs)))
+    return [
+        Bootstrap(
+            question.scale,
+            Scores.of(question.candidate, question.reference, resampling),
+            *means[pair],
+            resampling.described,
+        )
+        for question, pair in zip(questions, pairs, strict=True)
+    ]
+
+
+def _named(scores: dict[str, Array], wanted: Array) -> str:
+    """The name of equal scores, so that a reference of several gates is drawn once."""
+    for name, known in scores.items():
+        if np.array_equal(known, wanted):
+            return name
+    name = f"scores {len(scores)}"
+    scores[name] = wanted
+    return name
+
+
+def table_of(question: Question) -> Mapping[str, NDArray[np.bool_]] | None:
+    """Which items only one side has right, for 0/1 scores."""
+    if question.reference is None or right_score(question.candidate, question.reference) is None:
+        return None
+    own, other = question.candidate > 0, question.reference > 0
+    return {"gained": own & ~other, "lost": ~own & other}
