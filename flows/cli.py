@@ -160,7 +160,7 @@ def gate(
         policy, candidate, reference or [], aa or [], candidates, champion_policy
     )
     write_reports(outcome, junit, summary)
-    from flows.gate_rendering import json_line, text
+    from registry.gate_report import json_line, text
 
     typer.echo(json_line(outcome) if as_json else text(outcome))
     raise typer.Exit(outcome.verdict.exit_status)

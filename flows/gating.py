@@ -10,10 +10,10 @@ from pathlib import Path
 from eval_suites.gating import judge_folders
 from eval_suites.loader import load_policy
 from eval_suites.power_plan import GatePower, plan_power
-from flows.gate_rendering import TEXT_WIDTH, junit, markdown, number, write_text
 from registry.errors import Problem, UserError
 from registry.evidence_folders import read_folder
 from registry.gate_outcome import GateOutcome
+from registry.gate_report import drawn, junit, markdown, number, write_text
 
 _NAME = re.compile(r"([A-Za-z0-9_.-]+)=(.+)", re.DOTALL)
 
@@ -86,7 +86,6 @@ def power_of_policy(
 
 def power_text(rows: Sequence[GatePower]) -> str:
     """A table: what each gate needs, and what the evidence at hand would give."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -107,7 +106,4 @@ def power_text(rows: Sequence[GatePower]) -> str:
         )
         # `Text`, because rich would take a name such as `[red]` for a colour.
         table.add_row(*map(Text, words))
-    console = Console(width=TEXT_WIDTH, no_color=True, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().rstrip()
+    return drawn(table)

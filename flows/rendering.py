@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from eval_suites import loader as suites
@@ -15,15 +14,13 @@ from eval_suites.schema import KINDS as SUITE_KINDS
 from recipes import loader
 from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
+from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
 from registry.settings import Settings, settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG, spell
 from tasks.stages import store
-
-TEXT_WIDTH = 110
-
 
 # -- the plan of a dry run -------------------------------------------------------------------
 
@@ -73,7 +70,7 @@ def plan_table(todo: ReleasePlan) -> str:
         )
     total = document["estimate_seconds"]
     end = spell(total) if total is not None else "unknown until every stage has run once"
-    return f"{_text(table)}\n{document['to_be_made']} stages to be made; estimated time: {end}"
+    return f"{drawn(table)}\n{document['to_be_made']} stages to be made; estimated time: {end}"
 
 
 # -- what came of a release ------------------------------------------------------------------
@@ -94,7 +91,7 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
             *(_number(one.metrics.get(name)) for name in metrics),
             slowest,
         )
-    lines = [_text(table)]
+    lines = [drawn(table)]
     for one in outcome.candidates:
         lines += [f"  {one.name}: {reason}" for reason in one.reasons]
     if outcome.promoted is not None and outcome.champion is not None:
@@ -155,7 +152,7 @@ def recipes_table(document: Sequence[dict[str, str]]) -> str:
         table.add_column(column, overflow="fold")
     for row in document:
         table.add_row(row["kind"], row["name"], row["description"])
-    return _text(table)
+    return drawn(table)
 
 
 def validate_files(paths: Sequence[Path]) -> int:
@@ -216,7 +213,7 @@ def doctor_text(document: dict[str, Any]) -> str:
         table.add_column(column, overflow="fold")
     for check in document["checks"]:
         table.add_row(check["area"], check["name"], check["found"], check["state"])
-    lines = [_text(table)]
+    lines = [drawn(table)]
     if document["formats"] is None:
         lines.append("formats this hardware serves: not asked")
     else:
@@ -225,20 +222,13 @@ def doctor_text(document: dict[str, Any]) -> str:
             formats.add_column(column, overflow="fold")
         for one in document["formats"]:
             formats.add_row(one["format"], "yes" if one["served"] else "no", _proof(one))
-        lines.append(_text(formats))
+        lines.append(drawn(formats))
     for problem in document["problems"]:
         lines.append(f"problem: {problem['name']}: {problem['found']}\n  {problem['remedy']}")
     return "\n".join(lines)
 
 
 # -- parts -----------------------------------------------------------------------------------
-
-
-def _text(table: Table) -> str:
-    console = Console(width=TEXT_WIDTH, no_color=True, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().rstrip()
 
 
 def _proof(served: dict[str, Any]) -> str:

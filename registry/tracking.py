@@ -210,8 +210,14 @@ class Tracker:
         self.client.set_terminated(run_id, "FINISHED", end_time=ended)
         return run_id
 
-    def finish(self, parent: str, outcome: ReleaseOutcome, report: Path | None = None) -> None:
-        """Close the parent run with the release's verdict, outcome document and report.
+    def finish(
+        self,
+        parent: str,
+        outcome: ReleaseOutcome,
+        report: Path | None = None,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Close the parent run with the release's verdict, outcome document, report and `texts`.
 
         A refused release is a finished run with the verdict as a tag: refusing is its work.
         """
@@ -231,7 +237,9 @@ class Tracker:
                     "pilotage.promoted": outcome.promoted or "",
                 },
             )
-            self._write_texts(parent, {OUTCOME_FILE: outcome.model_dump_json(indent=1)})
+            self._write_texts(
+                parent, {OUTCOME_FILE: outcome.model_dump_json(indent=1), **(texts or {})}
+            )
             if report is not None:
                 self.client.log_artifact(parent, str(report), "report")
             self.client.set_terminated(parent, "FINISHED")

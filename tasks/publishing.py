@@ -21,6 +21,7 @@ from registry.bundle import Bundle
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import UserError
 from registry.evidence import SUMMARY
+from registry.gate_report import json_line, markdown
 from registry.outcome import CandidateOutcome, Champion, LoosenedGate, ReleaseOutcome
 from registry.promotion import (
     CHAMPION,
@@ -38,7 +39,7 @@ from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
 from tasks.judging import Measured, select
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.progress import LOG
-from tasks.reporting import report_details
+from tasks.reporting import gate_outcome, report_details
 from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
 
 PUBLISH_WAIT = 600.0
@@ -178,8 +179,22 @@ def _publish(
     details = report_details(todo, everyone, teacher, outcome)
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
-    records.finish(run, outcome, report)
+    gates = gate_outcome(outcome, recipes.policy)
+    texts = {"gates.md": markdown(gates), "gates.json": json_line(gates)}
+    records.finish(run, outcome, report, texts)
+    show_gates(outcome.release, texts["gates.md"])
     return outcome
+
+
+def show_gates(release: str, table: str) -> None:
+    """The gates as an artifact of the Prefect run; a server without room for it refuses nothing."""
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        create_markdown_artifact(key="gates", markdown=table, description=f"release {release[:12]}")
+    except PrefectHTTPStatusError as error:
+        LOG.warning("the gates' table is not shown in Prefect: %s", error)
 
 
 def sla_rate(recipes: ResolvedRelease) -> float:

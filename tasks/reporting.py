@@ -6,8 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval_suites.gating import share_of
+from eval_suites.policy import Policy
+from registry.digests import digest_of
 from registry.evidence import ITEMS, read_summary
-from registry.outcome import ReleaseOutcome
+from registry.gate_outcome import CandidateVerdict, GateOutcome
+from registry.outcome import ReleaseOutcome, Verdict
 from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
 from tasks.judging import Measured
@@ -62,6 +66,34 @@ def report_details(
         waivers=outcome.waivers,
         loosened=outcome.loosened,
         notes=outcome.notes,
+    )
+
+
+def gate_outcome(outcome: ReleaseOutcome, policy: Policy) -> GateOutcome:
+    """The gates of a release as `pilotage gate` would print them."""
+    return GateOutcome(
+        verdict=outcome.verdict,
+        promotable=outcome.verdict is Verdict.PASS,
+        settings="recorded",
+        policy=outcome.policy,
+        policy_digest=digest_of(policy),
+        candidates=[
+            CandidateVerdict(
+                name=one.name,
+                folder="",
+                bundle=one.bundle,
+                verdict=one.verdict,
+                reasons=one.reasons,
+                gates=one.gates,
+                level_share=share_of(policy, one.gates),
+                settings="recorded",
+            )
+            for one in outcome.candidates
+        ],
+        notes=outcome.notes,
+        waivers=outcome.waivers,
+        loosened=outcome.loosened,
+        seconds=outcome.seconds,
     )
 
 

@@ -1,7 +1,7 @@
 """Turn a judged `GateOutcome` into what people and CI systems read.
 
-Nothing is decided here. The command `gate` promises to start quickly, so this imports neither
-`flows.rendering`, which knows the whole release, nor anything that needs pandas.
+Nothing is decided here. The command `gate` promises to start quickly, so this imports nothing that
+needs pandas. A release shows the same tables in Prefect and on its MLflow run.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ def text(outcome: GateOutcome) -> str:
             # `Text`, because rich would take a name such as `[red]` for a colour.
             table.add_row(*map(Text, [*words, *map(number, figures)]))
         if candidate.gates:
-            lines.append(_drawn(table))
+            lines.append(drawn(table))
         lines.append(f"  {_line(_origin(candidate))}")
         lines += [f"  {_line(f'{candidate.name}: {why}')}" for why in reasons(candidate)]
         lines += [f"  {_line(f'{candidate.name}: {flips}')}" for flips in _flip_lines(candidate)]
@@ -373,7 +373,8 @@ def text(outcome: GateOutcome) -> str:
     return "\n".join(lines)
 
 
-def _drawn(table: Any) -> str:
+def drawn(table: Any) -> str:
+    """A rich table as plain text of `TEXT_WIDTH` columns."""
     from rich.console import Console
 
     console = Console(width=TEXT_WIDTH, no_color=True, highlight=False)

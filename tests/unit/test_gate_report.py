@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from flows import gate_rendering as rendering
+from registry import gate_report as rendering
 from registry.errors import UserError
 from registry.gate_outcome import CandidateVerdict, GateOutcome
 from registry.outcome import Flips, GateResult, LoosenedGate, Verdict, Waived, WaiverShown
@@ -574,7 +574,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_device_is_written_to_not_replaced() -> None:
     code = (
-        "from pathlib import Path; from flows.gate_rendering import write_text;"
+        "from pathlib import Path; from registry.gate_report import write_text;"
         "write_text(Path('/dev/stdout'), 'told'); write_text(Path('/dev/null'), 'x')"
     )
     answer = subprocess.run(
@@ -612,7 +612,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 def test_rendering_imports_nothing_heavy() -> None:
     heavy = ("prefect", "torch", "mlflow", "pandas", "numpy", "scipy", "jinja2", "rich")
-    code = f"import sys, flows.gate_rendering; print([n for n in {heavy!r} if n in sys.modules])"
+    code = f"import sys, registry.gate_report; print([n for n in {heavy!r} if n in sys.modules])"
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True
     )
