@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import bdtr
 
+from eval_suites.power import distance_to_see, items_for, units_to_see
 from eval_suites.statistics import LARGEST_RATIO
 
 REPLICATES = 10_000
@@ -262,6 +263,7 @@ class Scores:
     @classmethod
     def of(cls, candidate: Array, reference: Array | None, resampling: Resampling) -> Scores:
         both = candidate if reference is None else np.concatenate([candidate, reference])
+        low, high = min(0.0, float(both.min())), max(0.0, float(both.max()))
         difference = candidate if reference is None else candidate - reference
         values, counts = np.unique(difference, return_counts=True)
         usual = float(values[counts.argmax()])
@@ -270,8 +272,9 @@ class Scores:
             candidate=float(candidate.mean()),
             reference=0.0 if reference is None else float(reference.mean()),
             units=resampling.units,
-            low=min(0.0, float(both.min())),
-            high=float(both.max()),
+            low=low,
+            # Where every score is 0, a right item is taken to score 1, as for 0/1 scores.
+            high=high if high > low else 1.0,
             usual=usual,
             below=len(np.unique(unit[difference < usual])),
             above=len(np.unique(unit[difference > usual])),
@@ -321,6 +324,24 @@ class Bootstrap:
         spread = error * math.sqrt(self.scores.units)
         return spread / self.scores.reference if self.scale == "ratio" else spread
 
+    def unseen_distance(self, limit: float, side: int, alpha: float, units: int) -> float:
+        distance = distance_to_see(units, side * self._worst(limit, side), alpha)
+        return distance / self.scores.reference if self.scale == "ratio" else distance
+
+    def unseen_units(self, limit: float, alpha: float) -> float:
+        """Units without further losers that a decision needs, however alike they are."""
+        side = 1 if self._distance(limit) > 0 else -1
+        if self._few:
+            share = self._losing_share(limit, side)
+            if not 0 < share < 1:
+                return 0.0 if share >= 1 else math.inf
+            seen = self._losers(side) / self.scores.units
+            counted = items_for(
+                share - seen, math.sqrt(share * (1 - share)), math.sqrt(seen * (1 - seen)), alpha
+            )
+            return max(counted or math.inf, math.log(alpha) / math.log1p(-share))
+        return units_to_see(side * self._distance(limit), side * self._worst(limit, side), alpha)
+
     # `side` is 1 for "above the limit" and -1 for "below it".
 
     def _ratio(self, limit: float) -> float:
@@ -344,12 +365,18 @@ class Bootstrap:
         distance = side * self._distance(limit)
         if distance <= 0:
             return 1.0
-        if self.scores.below + self.scores.above < FEW:
+        if self._few:
             return self._counted_p(limit, side)
         error = float(self.observed.standard_error(self._ratio(limit)))
-        statistics = self._statistics(limit, side)
-        beyond = int(np.count_nonzero(statistics >= distance / error))
+        statistics, beyond = self._statistics(limit, side), 0
+        if error > 0:
+            beyond = int(np.count_nonzero(statistics >= distance / error))
+        # Without any spread, only what was never seen could bring the contrast down.
         return max(self._unseen_p(limit, side), (1 + beyond) / (len(statistics) + 1))
+
+    @property
+    def _few(self) -> bool:
+        return self.scores.below + self.scores.above < FEW
 
     def _unseen_p(self, limit: float, side: int) -> float:
         """Chance that n items show nothing of a loss so common that it brings down the mean."""
@@ -358,6 +385,17 @@ class Bootstrap:
 
     def _counted_p(self, limit: float, side: int) -> float:
         """Chance of so few losers when the mean is at the limit and every one loses all."""
+        share = self._losing_share(limit, side)
+        if share <= 0:
+            return 1.0
+        losers = self._losers(side)
+        return float(bdtr(losers, self.scores.units, share)) if share < 1 else 0.0
+
+    def _losers(self, side: int) -> int:
+        return self.scores.below if side > 0 else self.scores.above
+
+    def _losing_share(self, limit: float, side: int) -> float:
+        """The share of units that lose all when the mean is at the limit; 1 where none could."""
         scores = self.scores
         if self.scale == "mean":
             usual, worst = scores.usual, scores.low if side > 0 else scores.high
@@ -367,11 +405,8 @@ class Bootstrap:
             # The limit of a ratio leaves room in proportion to the reference's mean.
             allowed = (1 - limit) * scores.reference if self.scale == "ratio" else -limit
             room = side * (usual + allowed)
-        if room <= 0:
-            return 1.0
         total_loss = side * (usual - worst) * scores.stretch
-        losers = scores.below if side > 0 else scores.above
-        return float(bdtr(losers, scores.units, room / total_loss)) if room < total_loss else 0.0
+        return room / total_loss if room < total_loss else float(room > 0)
 
     def _worst(self, limit: float, side: int) -> float:
         """The contrast of an item that tells most against `side`."""

@@ -19,7 +19,8 @@ MAY_DIFFER = frozenset(
 )
 """Settings that say how the questions were sent, not what was asked."""
 
-TEMPLATE, TOKENIZER = "chat_template", "tokenizer_digest"
+TOKENIZER, TEMPLATE = "tokenizer_digest", "chat_template_"
+"""`chat_template_digest` and the like say which one; `chat_template`, whether there is one."""
 
 ALIKE = {
     "accuracy": ("suite", "task", "task_version", "harness", "items_digest", "items_asked", "smoke",
@@ -116,7 +117,8 @@ def differences(
 
 def _settings(rule: GateRule, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     ours, other = _flat(own), _flat(theirs)
-    # A model of another family brings its own tokenizer and its own chat template.
+    # A model of another family brings its own tokenizer and its own chat template. Where nobody
+    # recorded the tokenizers, that is what a teacher or a champion may be.
     same_family = rule.reference == "student" or (
         ours.get(TOKENIZER) is not None and ours.get(TOKENIZER) == other.get(TOKENIZER)
     )

@@ -89,6 +89,7 @@ def _looser_settings(old: Policy, new: Policy) -> list[str]:
         found.append("allow_limited false -> true")
     if old.noise_floor and not new.noise_floor:
         found.append("noise_floor true -> false")
-    if old.looks != new.looks and new.looks:
-        found.append("other looks are planned")
+    # Without looks, what had only a share of the error has all of it, on any number of items.
+    if old.looks != new.looks:
+        found.append("other looks are planned" if new.looks else "no looks are planned")
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eval_suites.comparable import check_alike, summary_of
 from eval_suites.load_points import latency_of, number
 from eval_suites.policy import GateRule
-from eval_suites.questions import checked_metric
+from eval_suites.questions import checked_metric, metric_named
 from registry.evidence import Unusable
 from registry.outcome import Verdict
 
@@ -93,6 +93,7 @@ def _mean(metric: str, evidence: CandidateEvidence, who: str) -> tuple[float, in
     summary = summary_of(evidence, who)
     if summary is None:
         raise Unusable(f"there are no scores of the {who}")
+    metric = metric_named(metric, summary)
     if metric not in summary.metrics:
         has = ", ".join(sorted(summary.metrics)) or "none"
         raise Unusable(f"the {who}'s evidence has no metric {metric!r} (it has: {has})")

@@ -35,10 +35,28 @@ def power_of(
     n: int, distance: float, sd_at_limit: float, sd_at_truth: float, level: float
 ) -> float:
     """Share of runs on `n` units that pass when the truth is `distance` beyond the limit."""
+    beyond = distance * math.sqrt(n) + float(ndtri(level)) * sd_at_limit
     if sd_at_truth <= 0:
-        return float(distance > 0)
-    z = (distance * math.sqrt(n) + float(ndtri(level)) * sd_at_limit) / sd_at_truth
-    return float(ndtr(z))
+        return float(distance > 0 and beyond >= 0)
+    return float(ndtr(beyond / sd_at_truth))
+
+
+def units_to_see(distance: float, worst: float, level: float) -> float:
+    """Units without a loss of `worst` (below 0) that leave it rarer than `distance` allows.
+
+    None of n units showed it, and it may still befall `1 - level ** (1 / n)` of all. 0 where
+    nothing could be lost, infinite where no number of units would do.
+    """
+    if worst >= 0:
+        return 0.0
+    if distance <= 0:
+        return math.inf
+    return math.log(level) / math.log1p(-distance / (distance - worst))
+
+
+def distance_to_see(units: int, worst: float, level: float) -> float:
+    """The distance that so many units without such a loss leave certain."""
+    return max(-worst, 0.0) * (level ** (-1 / units) - 1)
 
 
 def needed_items(
@@ -46,7 +64,7 @@ def needed_items(
 ) -> int | None:
     """Further items that would decide in 80 % of runs if the estimate is the truth.
 
-    Where so many are there already and rare large losses kept them from deciding, as many again.
+    Where so many are there already and this sample did not decide, as many again.
     """
     wanted = items_for(
         abs(estimate.value - limit),
@@ -54,9 +72,10 @@ def needed_items(
         estimate.unit_sd(estimate.value),
         level,
     )
-    if wanted is None:
+    unseen = estimate.unseen_units(limit, level)
+    if wanted is None or not unseen <= MOST_ITEMS:
         return None
-    further = math.ceil(wanted * n / (units or n)) - n
+    further = math.ceil(max(wanted, math.ceil(unseen)) * n / (units or n)) - n
     return further if further > 0 else n
 
 
@@ -65,4 +84,5 @@ def minimum_detectable(
 ) -> float:
     """The true value nearest to the limit that passes in 80 % of runs on so many units."""
     reach = -float(ndtri(level)) + float(ndtri(POWER))
-    return limit + side * reach * estimate.unit_sd(limit) / math.sqrt(units)
+    distance = reach * estimate.unit_sd(limit) / math.sqrt(units)
+    return limit + side * max(distance, estimate.unseen_distance(limit, side, level, units))

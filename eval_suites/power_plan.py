@@ -2,9 +2,10 @@
 
 The truth is taken to be the effect that the caller names: the candidate's value is `effect` times
 the reference's (for floor and ceiling: times the evidence's own). How scores scatter around that
-is taken from the evidence. From two paired runs: items that only the candidate has right stay as
-frequent as they were, and the loss comes on top. From one run alone: the other is taken to be
-independent of it, which asks for more items than two models usually need.
+is taken from the evidence, and so is how far the items of one cluster depend on each other. From
+two paired runs: items that only the candidate has right stay as frequent as they were, and the
+loss comes on top. From one run alone: the other is taken to be independent of it, which asks for
+more items than two models usually need.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pydantic import Field
 
 from eval_suites.comparable import check_same_items, items_of
 from eval_suites.policy import GateRule, Policy
-from eval_suites.power import items_for, power_of
+from eval_suites.power import items_for, power_of, units_to_see
 from eval_suites.questions import (
     Array,
     Question,
+    _column,
     checked_metric,
     right_score,
     scale_of,
@@ -86,10 +88,10 @@ def _row(
     if policy.looks:
         level *= policy.looks[-1].share
         notes.append("at the last planned look alone")
-    parts = [
-        _part(question, effect, level, share)
-        for question, share in _assumed(rule, evidence, reference)
-    ]
+    assumed = _assumed(rule, evidence, reference)
+    parts = [_part(question, effect, level, share) for question, share in assumed]
+    if any(question.clusters is not None for question, _ in assumed):
+        notes.append(f"items of one {rule.cluster} count as dependent, as in the evidence")
     worst = max(parts, key=lambda part: math.inf if part["items"] is None else part["items"])
     if worst["items"] is None:
         notes.append("the effect named is not on the passing side of the margin")
@@ -122,6 +124,9 @@ def _assumed(
         check_same_items(rule, items, items_of(reference, rule.reference))
         theirs = checked_metric(rule.metric, reference, rule.reference)
     scale, limit, side = scale_of(rule)
+    clusters = _column(rule, items, rule.cluster)
+    if clusters is not None and len(np.unique(clusters)) == len(items):
+        clusters = None
     return [
         (
             Question(
@@ -131,6 +136,7 @@ def _assumed(
                 candidate=scores[rows],
                 reference=None if theirs is None else theirs[rows],
                 slice=label,
+                clusters=None if clusters is None else clusters[rows],
             ),
             float(rows.mean()),
         )
@@ -149,19 +155,61 @@ def _part(question: Question, effect: float, level: float, share: float) -> dict
         distance = question.side * (truth - mean - question.limit)
     else:
         distance = question.side * (truth - question.limit)
-    at_limit, at_truth = _spreads(question, effect)
+    unit = right_score(question.candidate, question.reference)
+    if unit is not None and truth > unit:
+        raise Unusable(f"{effect:g} times {mean:.4g} is more than every item can score")
+    dependence = math.sqrt(_design_effect(question))
+    at_limit, at_truth = (dependence * spread for spread in _spreads(question, effect))
     wanted = items_for(distance, at_limit, at_truth, level)
-    if wanted is not None and question.scale == "mean":
-        wanted = _with_continuity(wanted, distance)
-    n = question.n
+    n, least = question.n, 0.0
+    if unit is None or question.clusters is not None:
+        # Bootstrapped: however alike the items are, a loss that none shows may be that common.
+        least = units_to_see(distance, _worst(question), level) * n / (question.units or n)
+        wanted = None if wanted is None else max(wanted, math.ceil(least))
+    elif wanted is not None and question.scale == "mean":
+        wanted = _with_continuity(wanted, distance / unit)
+    power = power_of(n, distance, at_limit, at_truth, level) if n >= least else 0.0
     return {
         "slice": question.slice,
         "reference": mean,
         "truth": truth,
         "items": None if wanted is None else math.ceil(wanted / share),
         "evidence_items": round(n / share),
-        "power": round(power_of(n, distance, at_limit, at_truth, level), 4),
+        "power": round(power, 4),
     }
+
+
+def _worst(question: Question) -> float:
+    """The contrast of an item that tells most against the question's side."""
+    scores, paired = question.candidate, question.reference
+    both = scores if paired is None else np.concatenate([scores, paired])
+    low, high = min(0.0, float(both.min())), max(0.0, float(both.max()))
+    if question.scale == "mean":
+        return low - question.limit if question.side > 0 else question.limit - high
+    ratio = question.limit if question.scale == "ratio" else 1.0
+    offset = question.limit if question.scale == "difference" else 0.0
+    own, other = (low, high) if question.side > 0 else (high, low)
+    return question.side * (own - ratio * other - offset)
+
+
+def _design_effect(question: Question) -> float:
+    """How many dependent items are worth one independent item (Kish 1965, Survey Sampling, 5.4).
+
+    The variance of the mean contrast by whole clusters over that by items; at least 1.
+    """
+    if question.clusters is None:
+        return 1.0
+    contrast = question.candidate
+    if question.reference is not None:
+        ratio = question.limit if question.scale == "ratio" else 1.0
+        contrast = contrast - ratio * question.reference
+    residual = contrast - contrast.mean()
+    unit = np.unique(question.clusters, return_inverse=True)[1]
+    by_cluster = np.bincount(unit, residual)
+    k, n = len(by_cluster), question.n
+    by_items = float((residual**2).sum()) * n / max(n - 1, 1)
+    clustered = float((by_cluster**2).sum()) * k / max(k - 1, 1)
+    return max(1.0, clustered / by_items) if by_items > 0 else 1.0
 
 
 def _with_continuity(n: int, distance: float) -> int:
@@ -177,9 +225,10 @@ def _spreads(question: Question, effect: float) -> tuple[float, float]:
     if question.scale == "mean":
         if unit is None:
             return float(scores.std(ddof=1)), float(scores.std(ddof=1))
-        return tuple(  # type: ignore[return-value]
-            unit * math.sqrt(max(share * (1 - share), 0.0))
-            for share in (question.limit / unit, effect * scores.mean() / unit)
+        shares = question.limit / unit, effect * float(scores.mean()) / unit
+        return (
+            unit * math.sqrt(max(shares[0] * (1 - shares[0]), 0.0)),
+            unit * math.sqrt(max(shares[1] * (1 - shares[1]), 0.0)),
         )
     if unit is None:
         return _graded_spread(scores, paired, effect, ratio)
@@ -190,7 +239,8 @@ def _spreads(question: Question, effect: float) -> tuple[float, float]:
     both, gained, lost, _ = table
     at_truth = gained + ratio**2 * lost + (1 - ratio) ** 2 * both
     at_truth -= (both + gained - ratio * (both + lost)) ** 2
-    return unit * math.sqrt(float(statistic(counts, limit)[1])), unit * math.sqrt(at_truth)
+    spread = math.sqrt(max(at_truth, 0.0))
+    return unit * math.sqrt(float(statistic(counts, limit)[1])), unit * spread
 
 
 def _expected(

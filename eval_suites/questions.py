@@ -24,7 +24,7 @@ from eval_suites.statistics import (
     PairedTable,
     Scaled,
 )
-from registry.evidence import Unusable
+from registry.evidence import AccuracyEvidence, Unusable
 
 if TYPE_CHECKING:
     from registry.evidence_folders import CandidateEvidence
@@ -148,13 +148,19 @@ def checked_metric(name: str, evidence: CandidateEvidence, who: str) -> Array:
     """The scores per item, their mean being the summary's. Raises `Unusable`."""
     items, summary = items_of(evidence, who), summary_of(evidence, who)
     scores: Array = items.metric(name)
-    said = summary.metrics.get(name) if summary is not None else None
+    said = summary.metrics.get(metric_named(name, summary)) if summary is not None else None
     mean = float(scores.mean())
     if said is not None and not abs(mean - said) <= SUMMARY_TOLERANCE * max(abs(mean), abs(said)):
         raise Unusable(
             f"the {who}'s summary says {name} {said:.6g}, its items have {mean:.6g} ({items.where})"
         )
     return scores
+
+
+def metric_named(name: str, summary: AccuracyEvidence) -> str:
+    """`name`, or the one metric of the summary that is it with a filter (`name,filter`)."""
+    found = [known for known in summary.metrics if known.partition(",")[0] == name]
+    return found[0] if name not in summary.metrics and len(found) == 1 else name
 
 
 def _column(rule: GateRule, items: Items, column: str | None) -> NDArray[Any] | None:

@@ -4,10 +4,11 @@ Every estimate here answers four questions about one number (a ratio, a differen
 `p_above(limit)` and `p_below(limit)`, one-sided p-values of the hypotheses that the truth is at
 most, or at least, `limit`; and `lower(alpha)` and `upper(alpha)`, the one-sided bounds with error
 `alpha` that belong to them. `unit_sd(limit)` is the standard deviation that one item contributes
-when the truth is `limit`; sample sizes follow from it.
+when the truth is `limit`; sample sizes follow from it. Where a method also allows for losses that
+were never seen, `unseen_distance` and `unseen_units` say what that alone asks for.
 
-scipy and statsmodels have no score interval for paired proportions, so those are here with their
-source; `tests/unit/test_statistics.py` holds them to published examples.
+scipy and statsmodels have no public score interval for paired proportions, so those are here with
+their source; `tests/unit/test_statistics.py` holds them to published examples.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from scipy.special import bdtr, betainc, betaincinv, ndtr, ndtri
 LARGEST_RATIO = 1e6
 """An upper bound of a ratio beyond this is reported as infinite."""
 
+SMALLEST_RATIO = 1e-9
+"""Stands for a ratio of 0, where the score statistic is 0 / 0."""
+
 
 class Estimate(Protocol):
     """A number with its uncertainty."""
@@ -37,13 +41,25 @@ class Estimate(Protocol):
     def lower(self, alpha: float) -> float: ...
     def upper(self, alpha: float) -> float: ...
     def unit_sd(self, limit: float) -> float: ...
+    def unseen_distance(self, limit: float, side: int, alpha: float, units: int) -> float: ...
+    def unseen_units(self, limit: float, alpha: float) -> float: ...
+
+
+class _NothingUnseen:
+    """Methods for 0/1 scores: what may not have been seen is part of their distribution."""
+
+    def unseen_distance(self, limit: float, side: int, alpha: float, units: int) -> float:
+        return 0.0
+
+    def unseen_units(self, limit: float, alpha: float) -> float:
+        return 0.0
 
 
 # -- one proportion --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ExactProportion:
+class ExactProportion(_NothingUnseen):
     """Clopper-Pearson: the exact binomial bound (Clopper and Pearson 1934, Biometrika 26:404)."""
 
     hits: int
@@ -55,8 +71,10 @@ class ExactProportion:
         return self.hits / self.n
 
     def p_above(self, limit: float) -> float:
-        if limit <= 0 or self.hits == 0:
-            return 0.0 if limit < 0 else 1.0
+        if limit < 0:
+            return 0.0
+        if self.hits == 0:
+            return 1.0
         return float(betainc(self.hits, self.n - self.hits + 1, limit)) if limit < 1 else 1.0
 
     def p_below(self, limit: float) -> float:
@@ -76,7 +94,7 @@ class ExactProportion:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(_NothingUnseen):
     """An estimate of 0/1 scores for scores of 0 and `unit`."""
 
     of: Estimate
@@ -137,8 +155,9 @@ def ratio_statistic(table: PairedTable, ratio: Any) -> tuple[Any, Any]:
 
     Constrained maximum likelihood of Tang, Tang and Chan (2003, Statistics in Medicine
     22:1217); Nam and Blackwelder (2002, Statistics in Medicine 21:689) is the same test. The
-    variance carries the factor n / (n - 1) of Laud (2017, Pharmaceutical Statistics 16:334),
-    without which a few settings of our simulation exceed their level.
+    variance carries the factor n / (n - 1), as Laud's R package ratesci has it (2017,
+    Pharmaceutical Statistics 16:334, for unpaired proportions), without which a few settings of
+    our simulation exceed their level.
     """
     n = table.n
     a = n * (1 + ratio)
@@ -148,7 +167,7 @@ def ratio_statistic(table: PairedTable, ratio: Any) -> tuple[Any, Any]:
     lost = (np.sqrt(np.maximum(b * b - 4 * a * c, 0)) - b) / (2 * a)
     shared = (anyone / n - (1 + ratio) * lost) / ratio
     gained = ratio * lost - (1 - ratio) * shared
-    variance = np.maximum(ratio * (gained + lost), 0) * n / (n - 1)
+    variance = _unbiased(np.maximum(ratio * (gained + lost), 0), n)
     return _standardized(table.candidate - ratio * table.reference, n * variance), variance
 
 
@@ -162,8 +181,13 @@ def difference_statistic(table: PairedTable, difference: Any) -> tuple[Any, Any]
     b = (2 * n - gained + lost) * difference - gained - lost
     c = -lost * difference * (1 - difference)
     constrained = (np.sqrt(np.maximum(b * b - 4 * a * c, 0)) - b) / (2 * a)
-    variance = np.maximum(2 * constrained + difference * (1 - difference), 0) * n / (n - 1)
+    variance = _unbiased(np.maximum(2 * constrained + difference * (1 - difference), 0), n)
     return _standardized(gained - lost - n * difference, n * variance), variance
+
+
+def _unbiased(variance: Any, n: Any) -> Any:
+    """`variance * n / (n - 1)`; a single item says nothing of its variance."""
+    return np.where(np.asarray(n) > 1, variance * n / np.maximum(n - 1, 1), np.inf)
 
 
 def _standardized(numerator: Any, variance: Any) -> Any:
@@ -176,7 +200,7 @@ def _standardized(numerator: Any, variance: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PairedRatio:
+class PairedRatio(_NothingUnseen):
     """candidate / reference of 0/1 scores; the reference has at least one item right."""
 
     table: PairedTable
@@ -209,14 +233,15 @@ class PairedRatio:
 
     def unit_sd(self, limit: float) -> float:
         share = self.table.reference / self.table.n
-        return math.sqrt(float(ratio_statistic(self.table, limit)[1])) / share
+        positive = max(limit, SMALLEST_RATIO)
+        return math.sqrt(float(ratio_statistic(self.table, positive)[1])) / share
 
     def _z(self, limit: float) -> float:
         return float(ratio_statistic(self.table, limit)[0])
 
 
 @dataclass(frozen=True)
-class PairedDifference:
+class PairedDifference(_NothingUnseen):
     """candidate - reference of 0/1 scores."""
 
     table: PairedTable

@@ -228,6 +228,7 @@ def _settings(content: Mapping[str, Any], tasks: list[str]) -> dict[str, Any]:
         if task_hash is not None:
             per_task[task][hash_name] = task_hash
     return {
+        "chat_template": template is not None,
         "chat_template_sha": template,
         "system_instruction_sha": content.get("system_instruction_sha"),
         # Null without a template, where it has no meaning.

@@ -23,7 +23,13 @@ from registry.items import Items
 from registry.outcome import GateResult
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
-SETTINGS = {"sampling": {"temperature": 0.0}, "few_shot": 0, "chat_template": "t1", "batch_size": 8}
+SETTINGS = {
+    "sampling": {"temperature": 0.0},
+    "few_shot": 0,
+    "chat_template": True,
+    "chat_template_digest": "t1",
+    "batch_size": 8,
+}
 
 
 def scores(right: int, wrong: int) -> list[float]:

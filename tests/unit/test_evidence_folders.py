@@ -347,6 +347,7 @@ def test_lm_evals_results_with_samples(tmp_path: Path, below: str) -> None:
     digest = evidence.settings.pop("scoring_digest")
     assert len(digest) == 64
     assert evidence.settings == {
+        "chat_template": False,
         "chat_template_sha": None,
         "system_instruction_sha": None,
         "fewshot_as_multiturn": False,

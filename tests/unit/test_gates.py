@@ -186,7 +186,8 @@ def test_every_difference_of_measurement_is_named() -> None:
         settings={
             "sampling": {"temperature": 1.0},
             "few_shot": 5,
-            "chat_template": None,
+            "chat_template": False,
+            "chat_template_digest": None,
             "multiturn": True,
             "batch_size": 16,
         },
@@ -206,7 +207,8 @@ def test_every_difference_of_measurement_is_named() -> None:
         "limited False against True",
         "sampling.temperature 0.0 against 1.0",
         "few_shot 0 against 5",
-        "chat_template t1 against None",
+        "chat_template True against False",
+        "chat_template_digest t1 against None",
         "multiturn not recorded against True",
     ):
         assert words in result.reason
@@ -221,19 +223,23 @@ def test_a_chat_template_of_its_own_only_with_a_tokenizer_of_its_own() -> None:
         margin = {"margin": 0.05} if kind == "regression" else {}
         return judge(rule(kind=kind, reference=reference, **margin), *sides)
 
-    llama = {"tokenizer_digest": "llama", "chat_template": "t1"}
-    other = {"tokenizer_digest": "llama", "chat_template": "t2"}
-    qwen = {"tokenizer_digest": "qwen", "chat_template": "t2"}
+    llama = {"tokenizer_digest": "llama", "chat_template_digest": "t1"}
+    other = {"tokenizer_digest": "llama", "chat_template_digest": "t2"}
+    qwen = {"tokenizer_digest": "qwen", "chat_template_digest": "t2"}
     assert compare("teacher", llama, qwen).result is Verdict.PASS
     assert compare("champion", llama, qwen).result is Verdict.PASS
     for reference in ("teacher", "champion", "student"):
         result = compare(reference, llama, other)
         assert result.result is Verdict.INVALID
-        assert "chat_template t1 against t2" in result.reason
+        assert "chat_template_digest t1 against t2" in result.reason
     # A student's candidates are of its own family, whatever they say.
     assert "tokenizer_digest llama against qwen" in compare("student", llama, qwen).reason
     # A teacher behind a URL does not tell its tokenizer.
-    assert compare("teacher", llama, {"chat_template": None}).result is Verdict.PASS
+    assert compare("teacher", llama, {"chat_template_digest": None}).result is Verdict.PASS
+    # Whether one was applied at all is no matter of families.
+    without = compare("teacher", llama, {"chat_template": False, "tokenizer_digest": "qwen"})
+    assert without.result is Verdict.INVALID
+    assert "chat_template True against False" in without.reason
 
 
 def test_smoke_and_limited_evidence_never_passes() -> None:
