@@ -406,7 +406,9 @@ class Bootstrap:
             allowed = (1 - limit) * scores.reference if self.scale == "ratio" else -limit
             room = side * (usual + allowed)
         total_loss = side * (usual - worst) * scores.stretch
-        return room / total_loss if room < total_loss else float(room > 0)
+        if room <= 0:
+            return 0.0
+        return room / total_loss if room < total_loss else 1.0
 
     def _worst(self, limit: float, side: int) -> float:
         """The contrast of an item that tells most against `side`."""
