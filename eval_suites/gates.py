@@ -385,7 +385,7 @@ def _judged(case: _Case, share: float) -> GateResult:
             )
         ),
         needed=needed,
-        flips=_flips(case, question) if case.rule.kind != "slice" else None,
+        flips=_flips(question),
         waived=case.waived,
         reason=text,
     )
@@ -407,7 +407,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _flips(case: _Case, question: Question) -> Flips | None:
+def _flips(question: Question) -> Flips | None:
     table = table_of(question)
     if table is None or question.ids is None:
         return None

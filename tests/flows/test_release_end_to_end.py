@@ -109,6 +109,13 @@ def test_1_killed_in_the_middle_then_run_again(story: Path, environment: dict[st
     # The reference engine measured its accuracy all the same, for the report.
     assert refused["engines"]["accuracy"].startswith("transformers ")
     assert refused["latency"] == []
+    gates = {gate["name"]: gate for gate in result["candidates"][0]["gates"]}
+    assert gates["recovery_satisfaction"]["result"] == "PASS"
+    assert "the student itself" in gates["recovery_satisfaction"]["reason"]
+    # A first release has no champion to compare with, and says so.
+    assert "regression_hit_rate" not in gates
+    assert any("regression_hit_rate was not judged" in note for note in result["notes"])
+    assert any("candidates share the error" in note for note in result["notes"])
     by_name = {stage["name"]: stage for stage in result["stages"]}
     for finished in ("prompts demo", "model teacher", "teacher_data", "model student"):
         assert by_name[finished]["reused"], finished
@@ -129,6 +136,13 @@ def test_2_with_nothing_changed_everything_is_reused(
     assert second["release"] == first["release"]
     assert second["run_id"] == first["run_id"]
     assert "making" not in log.read_text()
+    # Now there is a champion, and it is one of the candidates.
+    gates = {gate["name"]: gate for gate in second["candidates"][0]["gates"]}
+    assert gates["regression_hit_rate"]["result"] == "PASS"
+    assert "the champion itself" in gates["regression_hit_rate"]["reason"]
+    quantized = {gate["name"]: gate for gate in second["candidates"][1]["gates"]}
+    assert quantized["regression_hit_rate"]["reference_name"] == "champion"
+    assert quantized["regression_hit_rate"]["bound"] is not None
 
 
 def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, str]) -> None:
@@ -145,6 +159,14 @@ def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, st
     assert sorted(keys) == sorted({stage["key"] for stage in result["stages"]})
     models = client.search_logged_models([experiment.experiment_id])
     assert sorted(model.name for model in models) == ["bf16", "refused", "w8a8_int8-eagle3"]
+    folder = Path(client.download_artifacts(result["run_id"], "gates.json"))
+    gates = json.loads(folder.read_text())
+    assert gates["verdict"] == "PASS"
+    assert {gate["candidate_name"] for gate in gates["gates"]} == {
+        "bf16",
+        "w8a8_int8-eagle3",
+        "refused",
+    }
     champion = client.get_model_version_by_alias("tiny-assistant", "champion")
     assert champion.tags["pilotage.bundle"] == result["champion"]["bundle"]
     assert len(client.search_model_versions("name = 'tiny-assistant'")) == 1
@@ -223,3 +245,41 @@ def test_7_the_stopped_run_goes_on_where_it_was(story: Path, environment: dict[s
     assert made == ["latency bf16", "latency w8a8_int8-eagle3"]
     # The same bundle passed with new evidence: no second version.
     assert document(log)["version"] == 1
+
+
+def test_8_a_new_bundle_is_compared_with_the_champion_on_its_own_items(
+    story: Path, environment: dict[str, str]
+) -> None:
+    log = story / "challenger.log"
+    words = (
+        "--set",
+        "candidates=[{name: bf16, quantize: bf16, serve: vllm_cpu_2core}]",
+        "--set",
+        "serve.vllm_cpu_2core.engine_args.max-num-seqs=5",
+    )
+    assert start(environment, log, *words).wait(600) == 0, log.read_text()[-3000:]
+    result = document(log)
+    champion = next(stage for stage in result["stages"] if stage["name"] == "accuracy champion")
+    assert not champion["reused"]
+    gates = {gate["name"]: gate for gate in result["candidates"][0]["gates"]}
+    regression = gates["regression_hit_rate"]
+    assert (regression["reference_name"], regression["n"]) == ("champion", 24)
+    assert regression["flips"]["mcnemar_p"] is not None
+    assert result["previous"]["version"] == 1
+    assert result["version"] == 2
+
+
+def test_9_a_looser_policy_is_refused_before_anything_starts(
+    story: Path, environment: dict[str, str]
+) -> None:
+    log = story / "looser.log"
+    words = ("--set", "policy.max_age_days=60", "--set", "policy.noise_floor=false")
+    assert start(environment, log, *words).wait(120) == 2
+    text = log.read_text()
+    assert "max_age_days 30 -> 60; noise_floor true -> false" in text
+    assert "acknowledged" in text
+    owned = "[{gate: policy, owner: release desk, reason: a long holiday}]"
+    words = (*words, "--set", f"policy.acknowledged={owned}")
+    assert start(environment, log, *words).wait(300) == 0, log.read_text()[-3000:]
+    (loosened,) = document(log)["loosened"]
+    assert loosened["acknowledged_by"] == "release desk"
