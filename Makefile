@@ -1,12 +1,15 @@
 # Two environments, always: .venv drives, .venv-serve holds the engine (docs/decisions.md).
 # Every target is safe to repeat and does nothing twice.
 #
-#   make demo    environments, demo models and data, one whole release
-#   make test    environments and every test, real engines included
+#   make demo      environments, demo models and data, one whole release
+#   make test      environments and every test, real engines included
+#   make simulate  the gates on simulated releases, about 20 minutes (docs/simulation.md)
+#   make bench     what `pilotage gate` costs (docs/benchmarks.md)
 #
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
 # CUDA=1                   install the CUDA lists instead of the CPU ones
+# SIMULATE=..., BENCH=...  options of the two, e.g. SIMULATE='--families binary'; --help lists them
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
@@ -23,7 +26,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help
+.PHONY: demo test env check clean lock unit help simulate bench
 .DEFAULT_GOAL := help
 
 help:
@@ -63,6 +66,13 @@ check: env
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/pilotage validate recipes eval_suites
+
+# One thread: sums do not depend on the machine's number of cores.
+simulate: env
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m benchmarks.simulate_gates $(SIMULATE)
+
+bench: env
+	$(PY) -m benchmarks.bench_gate $(BENCH)
 
 lock: env
 	$(PY) requirements/lock.py
