@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.deciding import (
+    LEVEL,
     Asked,
     PValues,
     binary_p,
@@ -17,7 +18,7 @@ from benchmarks.deciding import (
     judged,
     policy_of,
 )
-from benchmarks.grid import LEVEL, RETENTION_90, rng_of
+from benchmarks.grid import RETENTION_90, rng_of
 from benchmarks.releases import SHAPES, Array, Binary
 from eval_suites.bootstrap import REPLICATES
 from eval_suites.statistics import PairedTable, holm_shares

@@ -19,10 +19,10 @@ from benchmarks.releases import Array
 from eval_suites.bootstrap import Bootstrap, Resampling, Scores
 from eval_suites.gates import judge_all
 from eval_suites.policy import Policy
-from eval_suites.power import power_of
 
-# What a plan computes for the evidence's own number of items, for any number of items.
-from eval_suites.power_plan import _spreads
+# One question's row of a plan. The public function takes folders, and says the power only on as
+# many items as those have.
+from eval_suites.power_plan import _part
 from eval_suites.questions import Question, Scale
 from eval_suites.statistics import (
     PairedTable,
@@ -32,6 +32,9 @@ from eval_suites.statistics import (
 )
 from registry.evidence_folders import CandidateEvidence
 from registry.items import Items
+
+LEVEL = 0.05
+"""The error of a gate with the default confidence."""
 
 AT_ONCE = 400
 """Releases whose scores share one resampling: 5 columns each in one matrix."""
@@ -123,30 +126,50 @@ class Rates:
     releases: int
 
 
-def rates_of(p: PValues, level: float = 0.05) -> Rates:
+def rates_of(p: PValues, level: float = LEVEL) -> Rates:
     passed, failed = p.to_pass <= level, p.to_fail <= level
     return Rates(float((passed & ~failed).mean()), float(failed.mean()), len(p.to_pass))
 
 
-def any_passed(p: Sequence[Array], wrong: Sequence[int], level: float = 0.05) -> Array:
+def any_passed(p: Sequence[Array], wrong: Sequence[int], level: float = LEVEL) -> Array:
     """Per release, whether one of the `wrong` candidates passed under Holm's correction."""
     table = np.column_stack(p) / level
     shares = np.array([holm_shares(row) for row in table.tolist()])
     return np.asarray((table <= shares)[:, list(wrong)].any(axis=1), float)
 
 
+@dataclass(frozen=True, eq=False)
+class Population(Question):
+    """Scores that stand for the truth, in a plan for another number of items."""
+
+    items: int = 0
+
+    @property
+    def n(self) -> int:
+        return self.items
+
+    @property
+    def units(self) -> int | None:
+        found = super().units
+        return None if found is None else round(found * self.items / len(self.candidate))
+
+
 def predicted_power(
-    own: Array, reference: Array, asked: Asked, effect: float, n: int, level: float = 0.05
+    own: Array,
+    reference: Array,
+    asked: Asked,
+    effect: float,
+    n: int,
+    clusters: NDArray[Any] | None = None,
 ) -> float:
-    """What `eval_suites.power_plan` says of `n` items, `effect` being the true retention.
+    """What `pilotage power` says of `n` items, `effect` being the true retention.
 
     `own` and `reference` are so many scores that they stand for the population.
     """
-    question = Question(asked.scale, asked.limit, asked.side, own, reference)
-    mean = float(reference.mean())
-    beyond = effect * mean - (asked.limit * mean if asked.scale == "ratio" else mean + asked.limit)
-    at_limit, at_truth = _spreads(question, effect)
-    return power_of(n, asked.side * beyond, at_limit, at_truth, level)
+    question = Population(
+        asked.scale, asked.limit, asked.side, own, reference, clusters=clusters, items=n
+    )
+    return float(_part(question, effect, LEVEL, 1.0)["power"])
 
 
 # -- the whole way ---------------------------------------------------------------------------
@@ -179,7 +202,7 @@ def judged(
     return [results[name][0].result.value for name in named]
 
 
-def expected_verdict(p: PValues, row: int, level: float = 0.05) -> str:
+def expected_verdict(p: PValues, row: int, level: float = LEVEL) -> str:
     """The verdict that the p-values of one release mean."""
     if p.to_fail[row] <= level:
         return "FAIL"

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import numpy as np
 
 from benchmarks.deciding import (
+    LEVEL,
     Asked,
     PValues,
     Rates,
@@ -43,7 +44,6 @@ from eval_suites.power_plan import plan_power
 from eval_suites.statistics import ExactProportion
 
 SEED = 20_300_102
-LEVEL = 0.05
 TEACHERS = (0.60, 0.75, 0.90, 0.97)
 ITEMS = (100, 200, 500, 1000, 3000)
 LOSSES = (1.4, 1.2, 1.0, 0.8, 0.5)
@@ -150,9 +150,14 @@ def _binary(margin: Margin, teacher: float, name: str, n: int, size: Size) -> li
     return cells
 
 
-def graded_rows(margin: Margin, losses: Sequence[float], names: Sequence[str]) -> Iterator[Row]:
+def graded_rows(
+    margin: Margin,
+    losses: Sequence[float],
+    names: Sequence[str],
+    items: Sequence[int] = ITEMS,
+) -> Iterator[Row]:
     for name in names:
-        for n in ITEMS:
+        for n in items:
             compute = partial(_graded, margin, SHAPES[name], n, losses)
             yield Row(f"graded, {margin.name}", name, str(n), compute)
 
@@ -303,12 +308,19 @@ def design_rows() -> Iterator[Row]:
 def _clustered(kind: Clustered, size: Size) -> list[Cell]:
     cells = []
     for loss in (1.0, 0.5):
-        rng = rng_of("clustered", kind, loss)
+        rng, predicted = rng_of("clustered", kind, loss), None
         p = [_one_clustered(kind, rng, 1 - 0.1 * loss, size) for _ in range(size.releases)]
         joined = PValues(
             np.concatenate([one.to_pass for one in p]), np.concatenate([one.to_fail for one in p])
         )
-        cells.append(Cell(loss, rates_of(joined)))
+        if loss < 1:
+            many = replace(kind, clusters=POPULATION // 5)
+            own, teacher, conversation = many.release(rng, 1 - 0.1 * loss)
+            predicted = predicted_power(
+                *(own, teacher, RETENTION_90.asked, 1 - 0.1 * loss),
+                *(5 * kind.clusters, conversation),
+            )
+        cells.append(Cell(loss, rates_of(joined), predicted))
     return cells
 
 
@@ -427,7 +439,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     "graded_margins": lambda: (
         row
         for margin in MARGINS[1:]
-        for row in graded_rows(margin, (1.0, 0.5), ["beta with noise", *list(SHAPES)[1:4]])
+        for row in graded_rows(margin, (1.0, 0.5), list(SHAPES)[:4], (100, 300, 1000))
     ),
     "repeated": repeated_rows,
     "designs": design_rows,

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.agreement import disagreements
-from benchmarks.grid import BINARY_FACTOR, FAMILIES, LEVEL, LOSSES, SEED, Cell, Row, Size
+from benchmarks.deciding import LEVEL
+from benchmarks.grid import BINARY_FACTOR, FAMILIES, LOSSES, SEED, Cell, Row, Size
 from benchmarks.written import write_between
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "simulation.md"
