@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval_suites.policy import GateRule
 from registry.evidence import AccuracyEvidence, Unusable
@@ -28,6 +29,11 @@ ALIKE = {
     "latency": ("profile", "hardware", "harness", "smoke"),
 }  # fmt: skip
 """Fields of the summaries that must be equal for two numbers to be compared."""
+
+PERCENT = 50
+"""A score above this beside scores of at most 1 is a percentage."""
+
+Array = NDArray[np.float64]
 
 SHOWN = 3
 """Item ids named in a message."""
@@ -145,7 +151,7 @@ def check_same_items(rule: GateRule, own: Items, theirs: Items) -> None:
             (f"the {who}", np.setdiff1d(own.ids, theirs.ids)),
         ):
             if len(missing):
-                named = ", ".join(map(str, missing[:SHOWN]))
+                named = ", ".join(map(_name, missing[:SHOWN]))
                 parts.append(f"{len(missing)} items are missing of {side} ({named})")
         raise Unusable("; ".join(parts))
     for column in ("doc_hash", "prompt_hash"):
@@ -160,6 +166,49 @@ def check_same_items(rule: GateRule, own: Items, theirs: Items) -> None:
             return
 
 
+def check_same_columns(rule: GateRule, own: Items, theirs: Items) -> None:
+    """An item is in the same slice, stratum and cluster on both sides. Raises `Unusable`."""
+    for column in dict.fromkeys([*rule.slices, rule.strata, rule.cluster]):
+        if column is None or not (own.has(column) and theirs.has(column)):
+            continue
+        if own.frame[column].tolist() == theirs.frame[column].tolist():
+            continue
+        pairs = zip(own.ids, own.texts(column), theirs.texts(column), strict=True)
+        unlike = [
+            (name, mine, other)
+            for name, mine, other in pairs
+            if mine is not None and other is not None and mine != other
+        ]
+        if unlike:
+            name, mine, other = unlike[0]
+            raise Unusable(
+                f"{len(unlike)} items have another {column} than the {rule.reference}'s, e.g. "
+                f"{name}: {mine!r} against {other!r}"
+            )
+
+
+def check_same_metric(
+    rule: GateRule, own: Items, theirs: Items, scores: Array, their_scores: Array
+) -> None:
+    """One column on both sides, not two filters of one metric; one scale. Raises `Unusable`."""
+    mine, other = own.column_of(rule.metric), theirs.column_of(rule.metric)
+    if mine != other:
+        raise Unusable(
+            f"{rule.metric} is {mine!r} of the candidate and {other!r} of the {rule.reference}: "
+            "name the filter"
+        )
+    if rule.kind == "length":
+        return
+    highest = {"candidate": scores.max(), str(rule.reference): their_scores.max()}
+    low, high = sorted(highest, key=lambda who: highest[who])
+    within = min(scores.min(), their_scores.min()) >= 0
+    if within and 0 < highest[low] <= 1 and PERCENT < highest[high] <= 100:
+        raise Unusable(
+            f"not on one scale: {rule.metric} goes up to {highest[high]:g} for the {high} and to "
+            f"{highest[low]:g} for the {low}: a percentage against a share"
+        )
+
+
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
@@ -168,6 +217,12 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def _name(identity: Any) -> str:
+    """An item's id; quoted where its ends, or what is in it, could not be seen otherwise."""
+    text = str(identity)
+    return text if text.isprintable() and text == text.strip() else repr(text)
 
 
 def _shown(value: Any) -> str:

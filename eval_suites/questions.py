@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eval_suites.bootstrap import Bootstrap, Pair, Resampling, Scores
-from eval_suites.comparable import check_alike, check_same_items, items_of, summary_of
+from eval_suites.comparable import (
+    check_alike,
+    check_same_columns,
+    check_same_items,
+    check_same_metric,
+    items_of,
+    summary_of,
+)
 from eval_suites.policy import GateRule
 from eval_suites.statistics import (
     Estimate,
@@ -35,6 +43,9 @@ Scale = Literal["ratio", "difference", "mean"]
 
 SUMMARY_TOLERANCE = 1e-6
 """Relative difference up to which a summary's mean is that of its rows."""
+
+LARGEST_SCORE = 1e100
+"""Scores beyond it, or below its inverse, have squares that floating point cannot add up."""
 
 FEWEST_CLUSTERS = 20
 """Fewer clusters than this do not show how much clusters differ."""
@@ -64,7 +75,20 @@ class Question:
     @property
     def units(self) -> int | None:
         """Clusters, where items are clustered."""
-        return len(np.unique(self.clusters)) if self.clusters is not None else None
+        return len(self._sizes) if self.clusters is not None else None
+
+    @property
+    def even_units(self) -> float | None:
+        """As many clusters of one size weigh as much (Kish 1965, 11.7): one large one is one."""
+        if self.clusters is None:
+            return None
+        return float(self.n**2 / (self._sizes**2).sum())
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.float64]:
+        """Items of every cluster."""
+        assert self.clusters is not None
+        return np.unique(self.clusters, return_counts=True)[1].astype(float)
 
     @property
     def room(self) -> float | None:
@@ -87,7 +111,8 @@ def scale_of(rule: GateRule) -> tuple[Scale, float, int]:
     if rule.kind == "ceiling":
         return "mean", rule.margin, -1
     better = 1 if rule.direction == "higher" else -1
-    return "difference", -better * rule.margin, better
+    # Plus 0, so that no margin is not a margin of -0.
+    return "difference", -better * rule.margin + 0.0, better
 
 
 def questions_of(
@@ -110,9 +135,14 @@ def questions_of(
         theirs = checked_metric(rule.metric, reference, rule.reference)
         check_alike(rule, candidate, reference)
         check_same_items(rule, own, other)
+        check_same_columns(rule, own, other)
+        check_same_metric(rule, own, other, scores, theirs)
     scale, limit, side = scale_of(rule)
     strata = _column(rule, own, rule.strata)
     clusters = _column(rule, own, rule.cluster)
+    if clusters is None and rule.reference is not None:
+        # What depends on each other does so on both sides, whichever of them recorded it.
+        clusters = _column(rule, other, rule.cluster)
     if clusters is not None and len(np.unique(clusters)) == len(own):
         clusters = None
     noise = None if repeated is None or theirs is None else _repeats(rule.metric, own, repeated)
@@ -147,9 +177,16 @@ def questions_of(
 def checked_metric(name: str, evidence: CandidateEvidence, who: str) -> Array:
     """The scores per item, their mean being the summary's. Raises `Unusable`."""
     items, summary = items_of(evidence, who), summary_of(evidence, who)
-    scores: Array = items.metric(name)
-    said = summary.metrics.get(metric_named(name, summary)) if summary is not None else None
-    mean = float(scores.mean())
+    scores: Array = items.metric(name, LARGEST_SCORE)
+    mean, said = float(scores.mean()), None
+    if summary is not None:
+        known = metric_named(name, summary)
+        said = summary.metrics.get(known)
+        if known in summary.metrics and said is None:
+            raise Unusable(
+                f"the {who}'s summary has no number for {name}, its items have {mean:.6g} "
+                f"({items.where})"
+            )
     if said is not None and not abs(mean - said) <= SUMMARY_TOLERANCE * max(abs(mean), abs(said)):
         raise Unusable(
             f"the {who}'s summary says {name} {said:.6g}, its items have {mean:.6g} ({items.where})"
@@ -197,6 +234,10 @@ def slices_of(rule: GateRule, items: Items) -> Iterator[tuple[str | None, NDArra
 def _repeats(
     metric: str, own: Items, repeated: tuple[CandidateEvidence, CandidateEvidence]
 ) -> tuple[Array, Array]:
+    bundles = {evidence.bundle for evidence in repeated}
+    if len(bundles) > 1:
+        named = " and ".join(sorted(bundle[:12] or "none" for bundle in bundles))
+        raise Unusable(f"the A/A runs are of two bundles: {named}")
     first, second = (items_of(evidence, "A/A run") for evidence in repeated)
     if not (np.array_equal(first.ids, own.ids) and np.array_equal(second.ids, own.ids)):
         raise Unusable("the A/A run has other items than the candidate")

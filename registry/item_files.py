@@ -48,6 +48,9 @@ def read_table(path: Path) -> Table:
     if path.suffix not in readers:
         raise Unusable(f"{path}: unknown kind of file: use .parquet, .csv or .jsonl")
     try:
+        if path.exists() and not path.is_file():
+            # A pipe would be waited for without end.
+            raise Unusable(f"{path}: is no regular file")
         return readers[path.suffix](path)
     except OSError as error:
         raise Unusable(f"{path}: cannot be read: {error.strerror or error}") from None

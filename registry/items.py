@@ -69,20 +69,25 @@ class Items:
             and any(not math.isnan(_number(cell, self.text_cells)) for cell in self.frame[name])
         ]
 
-    def metric(self, name: str) -> np.ndarray:
+    def metric(self, name: str, largest: float = math.inf) -> np.ndarray:
         """One finite float64 per item, in order of item id.
 
         `name` is a column, or the part before the comma of exactly one (`exact_match` of
         `exact_match,strict-match`). Raises `Unusable` when there is no such column, or when a
-        single cell is no finite number.
+        single cell is no finite number, or is beyond `largest` or its inverse.
         """
         import numpy as np
 
-        column = self._column(name)
+        column = self.column_of(name)
         values = _numbers(self.frame[column], self.text_cells)
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             self._refuse(f"metric {column!r}", "no finite number", column, bad.tolist())
+        size = np.abs(values)
+        bad = np.flatnonzero((size > largest) | ((size > 0) & (size < 1 / largest)))
+        if len(bad):
+            what = f"neither 0 nor a number from {1 / largest:g} to {largest:g}"
+            self._refuse(f"metric {column!r}", what, column, bad.tolist())
         return values
 
     def labels(self, column: str) -> np.ndarray:
@@ -96,13 +101,18 @@ class Items:
         if not self.has(column):
             names = few(self.frame.columns)
             raise Unusable(f"{self.where}: no column {column!r}; it has: {names}")
-        texts = [_label(cell) for cell in self.frame[column].tolist()]
+        texts = self.texts(column)
         bad = [index for index, text in enumerate(texts) if text is None]
         if bad:
             self._refuse(f"column {column!r}", "no label", column, bad)
         return np.array(texts, dtype=object)
 
-    def _column(self, name: str) -> str:
+    def texts(self, column: str) -> list[str | None]:
+        """The label of every item in a column that is there, None where it has none."""
+        return [_label(cell) for cell in self.frame[column].tolist()]
+
+    def column_of(self, name: str) -> str:
+        """The column that `metric` reads for this name. Raises `Unusable`."""
         if name in NO_METRICS:
             raise Unusable(f"{self.where}: {name!r} is no metric; metrics: {self._listed()}")
         if self.has(name):
@@ -175,7 +185,8 @@ def make_items(table: Table) -> Items:
             nameless.append(f"{place} {line}: item_id {defect(cell)}")
             continue
         ids.append(cell)
-        at.setdefault(cell, []).append(line)
+        # White space around an id makes no other item of it.
+        at.setdefault(cell.strip(), []).append(line)
     doubled = {identity: found for identity, found in at.items() if len(found) > 1}
     if table.problems or nameless or doubled:
         # The doubled ids first: they are one problem of many rows.
