@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 FLIPS_SHOWN = 20
 
+FEWEST_SPREAD = 10
+"""Fewer items than this do not show how scores scatter, so nothing can be said of how many do."""
+
 
 @dataclass(frozen=True)
 class Judging:
@@ -69,22 +72,33 @@ class _Case:
     estimates: list[Estimate] = field(default_factory=list)
     share_of_look: float = 1.0
     settled: GateResult | None = None
+    never: str = ""
+    """Why no items of this suite could pass."""
     held: str = ""
+    """Why these items cannot pass, though more of them might."""
     refusal: str = ""
+    scored: int = 0
+    """All items of the candidate, in whatever slice."""
+    later_looks: Sequence[int] | None = None
+    """Numbers of items at which may be judged again; None where no looks are planned."""
 
     @property
     def level(self) -> float:
-        # 1 - 0.95 is 0.050000000000000044 in floating point.
-        return round(1 - self.rule.confidence, 12) * self.share_of_look
+        return error_of(self.rule) * self.share_of_look
 
     @property
     def cannot_pass(self) -> bool:
         refused = self.settled is not None and self.settled.result is not Verdict.PASS
-        return refused or bool(self.held or self.refusal)
+        return refused or bool(self.never or self.held or self.refusal)
 
     def p_value(self) -> float:
         """The largest of the slices' p-values: the gate passes only where all slices do."""
         return max(map(_p_pass, self.questions, self.estimates))
+
+
+def error_of(rule: GateRule) -> float:
+    """The error that a rule's confidence leaves; 1 - 0.95 is 0.050000000000000044 in floats."""
+    return float(f"{1 - rule.confidence:.12g}")
 
 
 def judge_all(
@@ -170,19 +184,24 @@ def _asked(
     if policy.noise_floor and judging.repeated is None and rule.reference is not None:
         raise Unusable("the policy demands an A/A run, and there is none")
     questions = questions_of(rule, candidate, reference, judging.repeated)
+    n = len(candidate.items) if candidate.items is not None else 0
     return _Case(
         rule,
         waived,
         questions,
-        share_of_look=_share_of_look(policy, candidate),
-        held=_held(policy, rule, candidate, reference, questions),
+        share_of_look=_share_of_look(policy, n),
+        never=_held_suite(policy, rule, candidate, reference),
+        held=_held(rule, questions),
+        scored=n,
+        later_looks=[look.items for look in policy.looks if look.items > n]
+        if policy.looks
+        else None,
     )
 
 
-def _share_of_look(policy: Policy, candidate: CandidateEvidence) -> float:
+def _share_of_look(policy: Policy, n: int) -> float:
     if not policy.looks:
         return 1.0
-    n = len(candidate.items) if candidate.items is not None else 0
     for look in policy.looks:
         if look.items == n:
             return look.share
@@ -208,23 +227,20 @@ def _held_suite(
     return ""
 
 
-def _held(
-    policy: Policy,
-    rule: GateRule,
-    candidate: CandidateEvidence,
-    reference: CandidateEvidence | None,
-    questions: Sequence[Question],
-) -> str:
+def _held(rule: GateRule, questions: Sequence[Question]) -> str:
     """The same for these items: too few of them, or a margin below the measurement's noise."""
-    held = _held_suite(policy, rule, candidate, reference)
-    if held:
-        return held
     for question in questions:
         part = f" in {question.slice}" if question.slice else ""
         if question.n < rule.min_items:
             return _few(question.n, rule, part)
         if question.units is not None and question.units < FEWEST_CLUSTERS:
             return f"{question.units} clusters{part}; fewer than {FEWEST_CLUSTERS} decide nothing"
+        if question.even_units is not None and question.even_units < FEWEST_CLUSTERS:
+            return (
+                f"{question.units} clusters{part} so uneven that they weigh as much as "
+                f"{question.even_units:.1f} of one size; fewer than {FEWEST_CLUSTERS} decide "
+                "nothing"
+            )
         room = question.room
         if question.noise is not None and room is not None and room < question.noise:
             return (
@@ -349,12 +365,17 @@ def _judged(case: _Case, share: float) -> GateResult:
     text = _described(case.rule, question, estimate, verdict, bound, opposite, level)
     needed = None
     if verdict is Verdict.INCONCLUSIVE:
-        needed = needed_items(estimate, question.limit, level, question.n, question.units)
-        text += _more(needed) + (f"; {case.held}" if case.held else "")
-    if verdict is Verdict.PASS and case.held:
-        verdict, text = Verdict.INCONCLUSIVE, case.held
-        short = case.rule.min_items - question.n
-        needed = short if short > 0 else None
+        further = needed_items(estimate, question.limit, level, question.n, question.units)
+        needed, more = _needed(case, question, further)
+        held = case.never or case.held
+        if not held or needed is not None:
+            text += f"; {more}"
+        text += f"; {held}" if held else ""
+    if verdict is Verdict.PASS and (case.never or case.held):
+        verdict, text = Verdict.INCONCLUSIVE, case.never or case.held
+        if not case.never and question.n < case.rule.min_items:
+            needed, more = _needed(case, question, 0)
+            text += f"; {more}" if case.later_looks is not None else ""
     own, theirs = float(question.candidate.mean()), None
     if question.reference is not None:
         theirs = float(question.reference.mean())
@@ -445,7 +466,8 @@ def _described(
         return f"{seen}: the candidate is the {rule.reference} itself"
     least, most = ("at least", "at most") if question.side > 0 else ("at most", "at least")
     asked = f"{'above' if question.side > 0 else 'below'} {question.limit:.4g} asked"
-    sure = f"with {1 - level:.4g} confidence"
+    confidence = f"{1 - level:.4g}"
+    sure = f"with {'more than 0.9999' if confidence == '1' else confidence} confidence"
     if verdict is Verdict.PASS:
         return f"{seen}, {least} {bound:.4f} {sure}; {asked}"
     if verdict is Verdict.FAIL:
@@ -454,7 +476,32 @@ def _described(
     return f"{seen}, between {low:.4f} and {high:.4f} {sure} on each side; {asked}"
 
 
-def _more(needed: int | None) -> str:
-    if needed is None:
-        return "; no number of items would decide so close to the margin"
-    return f"; about {needed} more items would decide"
+def _needed(case: _Case, question: Question, further: int | None) -> tuple[int | None, str]:
+    """Further items that would decide and may be judged, and that as words.
+
+    `further` is what the interval alone asks for. Fewer than `min_items` decide nothing, and
+    where looks are planned only their numbers of items may be judged.
+    """
+    short = case.rule.min_items - question.n
+    if case.never:
+        return None, ""
+    if further is None and question.n < FEWEST_SPREAD:
+        return max(short, FEWEST_SPREAD - question.n), "too few items to say how many would decide"
+    if further is None:
+        return None, "no number of items would decide so close to the margin"
+    further = max(further, short)
+    told = _more(further, question)
+    if case.later_looks is None:
+        return further, told
+    # The looks count all items, of which a slice has its share.
+    share = question.n / case.scored
+    enough = [look for look in case.later_looks if (look - case.scored) * share >= further]
+    if enough:
+        looked = math.ceil((enough[0] - case.scored) * share)
+        return looked, f"{told}; the look planned at {enough[0]} items has as many"
+    return None, f"{told}, and no look is planned at as many"
+
+
+def _more(needed: int, question: Question) -> str:
+    part = f" of {question.slice}" if question.slice else ""
+    return f"about {needed} more items{part} would decide"

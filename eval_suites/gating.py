@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from eval_suites.gates import judge_all
+from eval_suites.gates import error_of, judge_all
 from eval_suites.loader import load_policy
 from eval_suites.loosening import loosened
 from eval_suites.policy import Policy
 from eval_suites.verdicts import reasons_of, release_verdict, verdict_of
 from registry.digests import digest_of
 from registry.errors import Problem, UserError
-from registry.evidence_folders import read_folder
+from registry.evidence_folders import CandidateEvidence, read_folder
 from registry.gate_outcome import CandidateVerdict, GateOutcome
 from registry.outcome import GateResult, LoosenedGate, Verdict, WaiverShown
 
@@ -39,7 +39,10 @@ def judge_folders(
     started = time.monotonic()
     policy = load_policy(policy_name)
     _check_names(policy, references)
-    looser = check_not_looser(load_policy(champion_policy), policy) if champion_policy else []
+    looser = []
+    # An empty name is a variable that somebody forgot to set, not a wish to skip the check.
+    if champion_policy is not None:
+        looser = check_not_looser(load_policy(champion_policy), policy)
     own = {name: read_folder(folder) for name, folder in candidates.items()}
     theirs = {name: read_folder(folder) for name, folder in references.items()}
     pair = tuple(read_folder(folder) for folder in repeated)
@@ -60,28 +63,56 @@ def judge_folders(
             reasons=reasons_of(gates),
             gates=gates,
             level_share=share_of(policy, gates),
-            settings="unknown" if own[name].source == "table" else "recorded",
+            settings="recorded" if _known(own[name]) else "unknown",
         )
         for name, gates in results.items()
     ]
     verdicts = [one.verdict for one in judged]
     verdict = release_verdict(verdicts, promoted=Verdict.PASS in verdicts)
-    known = all(evidence.source != "table" for evidence in (*own.values(), *theirs.values()))
+    known = all(map(_known, (*own.values(), *theirs.values(), *pair)))
+    reduced = any(_reduced(policy, evidence) for evidence in own.values())
     return GateOutcome(
         verdict=verdict,
-        # What a smoke suite or a limit lets no gate pass is INCONCLUSIVE already. Scores that
-        # name no bundle say nothing about what could be served.
-        promotable=verdict is Verdict.PASS and known and all(one.bundle for one in judged),
+        # A smoke suite or a limit lets no gate pass, but a gate may be waived. Scores that name no
+        # bundle say nothing about what could be served.
+        promotable=verdict is Verdict.PASS
+        and known
+        and not reduced
+        and all(one.bundle for one in judged),
         settings="recorded" if known else "unknown",
         policy=policy_name,
         policy_digest=digest_of(policy),
         candidates=judged,
         references={name: str(folder) for name, folder in references.items()},
-        notes=notes_of(policy, max(planned, len(own))),
+        notes=[*notes_of(policy, max(planned, len(own))), *_one_folder(candidates, references)],
         waivers=waivers_of(policy, results, today),
         loosened=looser,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _known(evidence: CandidateEvidence) -> bool:
+    """Whether the evidence says how it was measured."""
+    return evidence.source != "table" and (
+        evidence.accuracy is None or bool(evidence.accuracy.settings)
+    )
+
+
+def _reduced(policy: Policy, evidence: CandidateEvidence) -> bool:
+    """Whether some of it is of a smoke suite, or of a task cut by a limit that is not allowed."""
+    accuracy, latency = evidence.accuracy, evidence.latency
+    return (latency is not None and latency.smoke) or (
+        accuracy is not None and (accuracy.smoke or (accuracy.limited and not policy.allow_limited))
+    )
+
+
+def _one_folder(candidates: Mapping[str, Path], references: Mapping[str, Path]) -> list[str]:
+    return [
+        f"{name} and the {reference} are one folder, {folder}: it is compared with itself"
+        for name, folder in candidates.items()
+        for reference, other in references.items()
+        if folder.resolve() == other.resolve()
+    ]
 
 
 def check_not_looser(old: Policy, new: Policy) -> list[LoosenedGate]:
@@ -103,9 +134,10 @@ def check_not_looser(old: Policy, new: Policy) -> list[LoosenedGate]:
 
 def share_of(policy: Policy, gates: Sequence[GateResult]) -> float:
     """The part of its gates' error that a candidate was judged with."""
-    full = {rule.name: 1 - rule.confidence for rule in policy.gates}
+    full = {rule.name: error_of(rule) for rule in policy.gates}
     shares = [gate.level / full[gate.name] for gate in gates if gate.level is not None]
-    return min(shares, default=1.0)
+    # 0.05 / 3 / 0.05 is not 1 / 3 in its last digit.
+    return float(f"{min(shares, default=1.0):.12g}")
 
 
 def notes_of(policy: Policy, candidates: int) -> list[str]:

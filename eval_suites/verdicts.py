@@ -37,6 +37,9 @@ def reasons_of(results: Sequence[GateResult]) -> list[str]:
     """Why a candidate is not PASS: its critical refusals, those that set the verdict first."""
     critical = [result for result in results if result.decides]
     if not critical:
+        waived = [result.name for result in results if result.waived and result.tier == "critical"]
+        if waived:
+            return [f"every critical gate is waived ({', '.join(waived)}): nothing was judged"]
         return ["no critical gate was judged"]
     refused = [result for result in critical if result.result is not Verdict.PASS]
     texts = [
