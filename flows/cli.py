@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -128,6 +129,7 @@ References = Annotated[
     list[str] | None,
     typer.Option("--reference", help="NAME=DIR, NAME one of teacher, student, champion."),
 ]
+MOST_CANDIDATES = 10_000
 PolicyName = Annotated[str, typer.Option("--policy", help="A policy, by name or path.")]
 
 
@@ -141,7 +143,10 @@ def gate(
         typer.Option("--aa", help="DIR, given twice: two runs of one bundle, for the noise."),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(min=0, help="How many the release has, if not all are given here.")
+        int,
+        typer.Option(
+            min=0, max=MOST_CANDIDATES, help="How many the release has, if not all are given here."
+        ),
     ] = 0,
     champion_policy: Annotated[
         str | None,
@@ -162,35 +167,44 @@ def gate(
     write_reports(outcome, junit, summary)
     from registry.gate_report import json_line, text
 
-    typer.echo(json_line(outcome) if as_json else text(outcome))
+    typer.echo(_encodable(json_line(outcome)) if as_json else text(outcome))
     raise typer.Exit(outcome.verdict.exit_status)
 
 
 @app.command()
 def power(
     policy: PolicyName,
-    evidence: Annotated[Path, typer.Option(help="A folder of evidence to take the spread from.")],
+    evidence: Annotated[str, typer.Option(help="A folder of evidence to take the spread from.")],
     effect: Annotated[
         float, typer.Option(min=0.0, help="The true value, as a share of the reference's.")
     ],
     reference: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="A paired run of the reference; then they need not be independent."),
     ] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Candidates of the release.")] = 1,
+    candidates: Annotated[
+        int, typer.Option(min=1, max=MOST_CANDIDATES, help="Candidates of the release.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Say how many items each gate needs for 80 % power, before a night is spent."""
     from flows.gating import power_of_policy, power_text
 
     rows = power_of_policy(policy, evidence, effect, reference, candidates)
-    _print([row.model_dump() for row in rows] if as_json else power_text(rows), as_json)
+    from registry.gate_report import strict_line
+
+    line = strict_line([row.model_dump() for row in rows])
+    typer.echo(_encodable(line) if as_json else power_text(rows))
 
 
 def main() -> None:
     """Entry point: turns our errors into messages and exit statuses."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
+    for stream in (sys.stdout, sys.stderr):
+        # A name that a terminal cannot show is no reason to crash.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
     except PilotageError as error:
@@ -258,7 +272,15 @@ def _prepare_prefect() -> None:
 
 
 def _print(content: Any, as_json: bool) -> None:
-    typer.echo(json.dumps(content, ensure_ascii=False) if as_json else content)
+    typer.echo(_encodable(json.dumps(content, ensure_ascii=False)) if as_json else content)
+
+
+def _encodable(text: str) -> str:
+    """A JSON text as standard output can hold it, whatever its encoding."""
+    from registry.gate_report import encodable
+
+    # There is no standard output where somebody closed it.
+    return encodable(text, getattr(sys.stdout, "encoding", None))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,15 @@ def read_folder(folder: Path) -> CandidateEvidence:
     Raises `UserError` for what is no folder. Broken, unknown or doubled content is a reason in
     `unreadable`.
     """
-    if not folder.exists():
+    try:
+        exists = folder.exists()
+    except OSError as error:
+        raise UserError.at(
+            f"{str(folder)[:200]}",
+            f"no such folder: {error.strerror}",
+            "name a folder with evidence",
+        ) from None
+    if not exists:
         raise UserError.at(folder, "no such folder", "name a folder with evidence")
     if not folder.is_dir():
         raise UserError.at(folder, "is a file", "name the folder that holds it")

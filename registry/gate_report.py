@@ -6,6 +6,7 @@ needs pandas. A release shows the same tables in Prefect and on its MLflow run.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
 from registry.gate_outcome import CandidateVerdict, GateOutcome
 from registry.outcome import GateResult, LoosenedGate, Verdict, WaiverShown
 
@@ -31,6 +32,9 @@ LONGEST_TEXT = 2000
 SHORT_TEXT = 120
 WHOLE = "(verdict)"
 """Test case for what no gate of its own stands for; no gate can be called so."""
+
+_NO_MISTAKE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Faults of a disk, which no other name would repair."""
 
 NO_NUMBER = "–"
 REPLACEMENT = "\ufffd"
@@ -59,7 +63,22 @@ def document(outcome: GateOutcome) -> dict[str, Any]:
 
 def json_line(outcome: GateOutcome) -> str:
     """The document on one line, for whoever splits lines by whatever rule."""
-    text = json.dumps(document(outcome), ensure_ascii=False, allow_nan=False)
+    return strict_line(document(outcome))
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """A JSON text for a stream of that encoding: what it cannot hold is escaped."""
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Outside of its texts JSON is ASCII, and in them every character may be escaped.
+        return re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    return text
+
+
+def strict_line(value: Any) -> str:
+    """Any document as one line of strict JSON."""
+    text = json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
     # JSON may hold these as they are, but `str.splitlines` and others end a line there.
     for character in "\x85\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -393,8 +412,9 @@ def _flip_lines(candidate: CandidateVerdict) -> Iterator[str]:
 
 
 def write_text(path: Path, content: str, append: bool = False) -> None:
-    """Write a file whole or not at all, or add to its end. Raises `UserError` naming it.
+    """Write a file whole or not at all, or add to its end.
 
+    Raises `UserError` naming it, or `InfrastructureError` where the disk is full or broken.
     What is no regular file (a pipe, `/dev/stdout`) is written to, never replaced.
     """
     try:
@@ -406,12 +426,20 @@ def write_text(path: Path, content: str, append: bool = False) -> None:
                 file.write(content)
         else:
             _replace(path.resolve(), content)
+    except OSError as error:
+        if error.errno in _NO_MISTAKE:
+            raise InfrastructureError(f"{path}: cannot be written: {error.strerror}") from None
+        raise _unwritable(path, error) from None
     # ValueError: a NUL in the name.
-    except (OSError, ValueError, RuntimeError) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise UserError.at(
-            path, f"cannot be written: {what}", "name a file in a folder you may write to"
-        ) from None
+    except (ValueError, RuntimeError) as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: Exception) -> UserError:
+    what = getattr(error, "strerror", None) or str(error)
+    return UserError.at(
+        path, f"cannot be written: {what}", "name a file in a folder you may write to"
+    )
 
 
 def _replace(target: Path, content: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from registry import gate_report as rendering
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
 from registry.gate_outcome import CandidateVerdict, GateOutcome
 from registry.outcome import Flips, GateResult, LoosenedGate, Verdict, Waived, WaiverShown
 from registry.settings import CHECKOUT
@@ -604,7 +604,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     path = tmp_path / "gate.xml"
     rendering.write_text(path, "old")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-    with pytest.raises(UserError, match="No space"):
+    with pytest.raises(InfrastructureError, match="No space"):
         rendering.write_text(path, "new")
     assert [one.name for one in tmp_path.iterdir()] == ["gate.xml"]
     assert path.read_text() == "old"
