@@ -167,7 +167,7 @@ def gate(
     write_reports(outcome, junit, summary)
     from registry.gate_report import json_line, text
 
-    typer.echo(_encodable(json_line(outcome)) if as_json else text(outcome))
+    _say(_encodable(json_line(outcome)) if as_json else text(outcome))
     raise typer.Exit(outcome.verdict.exit_status)
 
 
@@ -194,7 +194,7 @@ def power(
     from registry.gate_report import strict_line
 
     line = strict_line([row.model_dump() for row in rows])
-    typer.echo(_encodable(line) if as_json else power_text(rows))
+    _say(_encodable(line) if as_json else power_text(rows))
 
 
 def main() -> None:
@@ -273,6 +273,15 @@ def _prepare_prefect() -> None:
 
 def _print(content: Any, as_json: bool) -> None:
     typer.echo(_encodable(json.dumps(content, ensure_ascii=False)) if as_json else content)
+
+
+def _say(text: str) -> None:
+    """Print; a reader that has gone (`| head -1`) changes nothing of how the command ends."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would fail there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _encodable(text: str) -> str:

@@ -408,6 +408,19 @@ def test_names_that_standard_output_cannot_hold(tmp_path: Path, json_words: list
         assert "\\u5019\\u9009" in answer.stdout.decode("latin-1")
 
 
+def test_a_reader_that_has_gone_changes_no_verdict(tmp_path: Path) -> None:
+    worse, teacher = table(tmp_path / "c", BAD), table(tmp_path / "t", GOOD)
+    read, write = os.pipe()
+    os.close(read)
+    answer = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "gate", "--policy", RETENTION,
+         "--candidate", str(worse), "--reference", f"teacher={teacher}", "--json"],
+        cwd=CHECKOUT, stdout=write, stderr=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
+    os.close(write)
+    assert (answer.returncode, answer.stderr) == (10, b"")
+
+
 def test_power_is_strict_json(tmp_path: Path) -> None:
     one = table(tmp_path / "one", [0.7])
     status, out, _ = run("power", "--policy", RETENTION, "--evidence", one,
