@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from recipes.schema import Written
 
@@ -23,6 +23,17 @@ Kind = Literal[
 ]
 Reference = Literal["teacher", "student", "champion"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+
+
+def _no_boolean(written: Any) -> Any:
+    """`true` is no number: as 1 it would be the loosest `min_items` there is."""
+    if isinstance(written, bool):
+        raise ValueError("must be a number, not true or false")
+    return written
+
+
+Number = Annotated[float, BeforeValidator(_no_boolean)]
+Count = Annotated[int, BeforeValidator(_no_boolean)]
 
 ABSOLUTE = ("floor", "ceiling")
 DIFFERENCES = ("non_inferiority", "regression", "slice", "implausible")
@@ -56,14 +67,14 @@ class GateRule(Written):
     )
     kind: Kind
     reference: Reference | None = None
-    margin: float = Field(description="On the scale of the estimate; see the kinds.")
+    margin: Number = Field(description="On the scale of the estimate; see the kinds.")
     direction: Literal["higher", "lower"] = Field(
         default="higher", description="Which way is better, for the kinds that are differences."
     )
     tier: Literal["critical", "supporting", "advisory"] = Field(
         default="critical", description="Only critical gates have a say in the verdict."
     )
-    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="One-sided.")
+    confidence: Number = Field(default=0.95, gt=0.5, lt=1, description="One-sided.")
     slices: list[str] = Field(
         default_factory=list, description="Columns; the gate must hold in each of their values."
     )
@@ -74,10 +85,10 @@ class GateRule(Written):
     cluster: str | None = Field(
         default=CLUSTER, description="Column whose items are not independent of each other."
     )
-    min_items: int = Field(
+    min_items: Count = Field(
         default=100, ge=1, description="Fewer items (in each slice) than this can never pass."
     )
-    rate: float | None = Field(
+    rate: Number | None = Field(
         default=None, gt=0, description="Request rate of a latency metric, in requests/s."
     )
 
@@ -152,8 +163,8 @@ class GateRule(Written):
 class Look(Written):
     """One planned look at growing evidence, and its share of the error."""
 
-    items: int = Field(gt=0, description="Items scored so far.")
-    share: float = Field(gt=0, le=1, description="Of the error that the gates' confidence leaves.")
+    items: Count = Field(gt=0, description="Items scored so far.")
+    share: Number = Field(gt=0, le=1, description="Of the error that the gates' confidence leaves.")
 
 
 class Waiver(Written):
@@ -191,7 +202,7 @@ class Policy(Written):
     allow_limited: bool = Field(
         default=False, description="Let evidence pass whose task was cut by a limit."
     )
-    max_age_days: float = Field(
+    max_age_days: Number = Field(
         default=30.0, gt=0, description="Older latency evidence is measured again."
     )
 
