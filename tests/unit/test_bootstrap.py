@@ -329,6 +329,16 @@ def test_rare_large_losses_are_not_resampled_away():
     assert one.p_above(-0.016) > 0.3
 
 
+def test_resamples_without_the_only_loser_speak_against_it():
+    """They have no spread at all, and nothing is as extreme as that."""
+    reference = RNG(29).uniform(0.2, 0.8, 200)
+    candidate = reference + 0.1
+    candidate[0] = 0.0
+    one = ask("difference", candidate, reference, replicates=REPLICATES)
+    assert one.scores.below + one.scores.above >= FEW
+    assert one.p_above(-0.5) == pytest.approx((1 - 1 / 200) ** 200, abs=0.02)
+
+
 # -- what a decision would need --------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from eval_suites.gates import judge_all
+from eval_suites.statistics import PairedDifference, PairedTable
 from eval_suites.verdicts import verdict_of
 from registry.evidence_folders import CandidateEvidence
 from registry.item_files import Table
@@ -263,6 +264,26 @@ def test_the_verdict_of_graded_scores_is_where_the_bounds_are(seed, gate):
         assert result.bound >= result.limit - 1e-6
     elif result.result is Verdict.INCONCLUSIVE and result.p_value > result.level:
         assert result.bound <= result.limit + 1e-6
+
+
+def test_a_slice_fails_at_its_part_of_the_level():
+    """One slice in twenty would be beyond its limit by chance alone."""
+    own, theirs = [1.0] * 36 + [0.0] * 14, [1.0] * 45 + [0.0] * 5
+    gate = rule(kind="slice", margin=0.08, min_items=1)
+    segment = ["s00"] * 50
+    alone = judge(
+        gate, table(hit_rate=own, segment=segment), table(hit_rate=theirs, segment=segment)
+    )
+    assert 0.05 / 20 < PairedDifference(PairedTable(36, 0, 9, 5)).p_below(-0.08) < 0.05
+    assert alone.result is Verdict.FAIL
+    rest = [1.0] * 45 * 19 + [0.0] * 5 * 19
+    segment = segment + [f"s{i:02d}" for i in range(1, 20) for _ in range(50)]
+    among = judge(
+        gate,
+        table(hit_rate=own + rest, segment=segment),
+        table(hit_rate=theirs + rest, segment=segment),
+    )
+    assert (among.result, among.slice) == (Verdict.INCONCLUSIVE, "segment=s00")
 
 
 # -- never PASS ------------------------------------------------------------------------------
