@@ -330,14 +330,14 @@ def _pointed(rule: GateRule, waived: Waived | None, point: Point, held: str) -> 
 def _p_pass(question: Question, estimate: Estimate) -> float:
     """One-sided p-value of `no better than the limit`."""
     if question.same_bundle:
-        return 0.0
+        return 0.0 if _shortfall(question, estimate) <= 0 else 1.0
     side = estimate.p_above if question.side > 0 else estimate.p_below
     return side(question.limit)
 
 
 def _p_fail(question: Question, estimate: Estimate) -> float:
     if question.same_bundle:
-        return 1.0
+        return 1.0 if _shortfall(question, estimate) <= 0 else 0.0
     side = estimate.p_below if question.side > 0 else estimate.p_above
     return side(question.limit)
 

@@ -212,8 +212,13 @@ class Policy(Written):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"gate names occur twice: {', '.join(doubled)}")
-        if not any(gate.tier == "critical" for gate in self.gates):
-            raise ValueError("a policy needs at least one critical gate")
+        asking = [gate for gate in self.gates if gate.kind != "implausible"]
+        if not any(gate.tier == "critical" for gate in asking):
+            raise ValueError("a policy needs at least one critical gate beside implausible ones")
+        if "policy" in names:
+            raise ValueError(
+                "no gate may be called policy: `acknowledged` means its settings by it"
+            )
         unknown = sorted({waiver.gate for waiver in self.waivers} - set(names))
         if unknown:
             raise ValueError(f"waivers name no gate of this policy: {', '.join(unknown)}")

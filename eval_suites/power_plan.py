@@ -23,8 +23,8 @@ from eval_suites.power import items_for, power_of, units_to_see
 from eval_suites.questions import (
     Array,
     Question,
-    _column,
     checked_metric,
+    column_of,
     right_score,
     scale_of,
     slices_of,
@@ -124,7 +124,7 @@ def _assumed(
         check_same_items(rule, items, items_of(reference, rule.reference))
         theirs = checked_metric(rule.metric, reference, rule.reference)
     scale, limit, side = scale_of(rule)
-    clusters = _column(rule, items, rule.cluster)
+    clusters = column_of(rule, items, rule.cluster)
     if clusters is not None and len(np.unique(clusters)) == len(items):
         clusters = None
     return [
@@ -140,7 +140,7 @@ def _assumed(
             ),
             float(rows.mean()),
         )
-        for label, rows in slices_of(rule, items)
+        for _, label, rows in slices_of(rule, items)
     ]
 
 

@@ -64,7 +64,7 @@ class Question:
     slice: str | None = None
     strata: NDArray[Any] | None = None
     clusters: NDArray[Any] | None = None
-    design: tuple[str, ...] = ()
+    design: tuple[str | None, ...] = ()
     noise: float | None = None
     same_bundle: bool = False
 
@@ -138,16 +138,16 @@ def questions_of(
         check_same_columns(rule, own, other)
         check_same_metric(rule, own, other, scores, theirs)
     scale, limit, side = scale_of(rule)
-    strata = _column(rule, own, rule.strata)
-    clusters = _column(rule, own, rule.cluster)
+    strata = column_of(rule, own, rule.strata)
+    clusters = column_of(rule, own, rule.cluster)
     if clusters is None and rule.reference is not None:
         # What depends on each other does so on both sides, whichever of them recorded it.
-        clusters = _column(rule, other, rule.cluster)
+        clusters = column_of(rule, other, rule.cluster)
     if clusters is not None and len(np.unique(clusters)) == len(own):
         clusters = None
     noise = None if repeated is None or theirs is None else _repeats(rule.metric, own, repeated)
     found = []
-    for label, rows in slices_of(rule, own):
+    for column, label, rows in slices_of(rule, own):
         reference_scores = None if theirs is None else theirs[rows]
         part = f" in {label}" if label else ""
         if scale == "ratio" and reference_scores is not None and reference_scores.mean() <= 0:
@@ -166,7 +166,7 @@ def questions_of(
                 slice=label,
                 strata=None if strata is None else strata[rows],
                 clusters=None if clusters is None else clusters[rows],
-                design=(rule.strata or "", rule.cluster or "", label or ""),
+                design=(rule.strata, rule.cluster, column, label),
                 noise=None if noise is None else noise_of(noise[0][rows], noise[1][rows]),
                 same_bundle=_is_same(candidate, reference, scores, theirs),
             )
@@ -200,7 +200,7 @@ def metric_named(name: str, summary: AccuracyEvidence) -> str:
     return found[0] if name not in summary.metrics and len(found) == 1 else name
 
 
-def _column(rule: GateRule, items: Items, column: str | None) -> NDArray[Any] | None:
+def column_of(rule: GateRule, items: Items, column: str | None) -> NDArray[Any] | None:
     """Labels of a stratum or cluster column; one that only the defaults name may be missing."""
     if column is None:
         return None
@@ -215,17 +215,19 @@ def _written(label: Any) -> bool:
     return label is not None and label == label and str(label).strip() != ""
 
 
-def slices_of(rule: GateRule, items: Items) -> Iterator[tuple[str | None, NDArray[np.bool_]]]:
-    """Label and rows of every slice, or all rows without a label. Raises `Unusable`."""
+def slices_of(
+    rule: GateRule, items: Items
+) -> Iterator[tuple[str | None, str | None, NDArray[np.bool_]]]:
+    """Column, label and rows of every slice, or all rows without either. Raises `Unusable`."""
     if not rule.slices:
-        yield None, np.ones(len(items), bool)
+        yield None, None, np.ones(len(items), bool)
         return
     seen = set()
     for column in rule.slices:
         labels = items.labels(column)
         for value in np.unique(labels):
             seen.add(str(value))
-            yield f"{column}={value}", labels == value
+            yield column, f"{column}={value}", labels == value
     missing = [value for value in rule.expected if value not in seen]
     if missing:
         raise Unusable(f"no item is in the slices {', '.join(missing)}")
@@ -265,7 +267,7 @@ def _is_same(
 def estimates_of(questions: Sequence[Question]) -> list[Estimate]:
     """One estimate per question; those that need a bootstrap of one design share its draws."""
     found: dict[int, Estimate] = {}
-    by_design: dict[tuple[str, ...], list[int]] = {}
+    by_design: dict[tuple[str | None, ...], list[int]] = {}
     for index, question in enumerate(questions):
         simple = _closed_form(question)
         if simple is not None:

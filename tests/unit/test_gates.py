@@ -699,3 +699,19 @@ def test_summaries_without_rows_judge_no_bound() -> None:
     for gate in (rule(), rule(kind="floor", margin=0.1), rule(kind="non_inferiority", margin=0.9)):
         result = judge(gate, only, summary("t", {"hit_rate": 0.5}))
         assert result.result is Verdict.INVALID
+
+
+def test_the_reference_itself_passes_only_what_it_clears() -> None:
+    itself = measured("b", GOOD, {"output_tokens": [10] * 400})
+    shorter = judge(rule(kind="length", margin=0.9), itself, itself)
+    assert (shorter.result, shorter.estimate) == (Verdict.FAIL, 1.0)
+    assert judge(rule(kind="length", margin=1.1), itself, itself).result is Verdict.PASS
+    assert judge(rule(margin=1.0), itself, itself).result is Verdict.PASS
+
+
+def test_slices_of_oddly_named_columns_do_not_share_their_draws() -> None:
+    rows = {"a": ["b=c"] * 150 + ["x"] * 250, "a=b": ["c"] * 250 + ["x"] * 150}
+    graded = [0.7, 0.9] * 200
+    gate = rule(kind="slice", margin=0.2, slices=["a", "a=b"])
+    result = judge(gate, measured("c", graded, rows), measured("t", graded, rows))
+    assert (result.result, result.n) == (Verdict.PASS, 150)
