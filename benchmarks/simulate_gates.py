@@ -44,7 +44,9 @@ class Finding:
     def text(self) -> str:
         rates, where = self.cell.rates, f"{self.row.key}, loses {self.cell.loss:g} of the margin"
         if self.cell.predicted is None:
-            return f"{where}: {percent(rates.passed)} % passed ({self.excess:+.1f} SE over 5 %)"
+            both = f"{percent(rates.passed)} % passed"
+            both += "" if math.isnan(rates.failed) else f", {percent(rates.failed)} % failed"
+            return f"{where}: {both} ({self.excess:+.1f} SE over 5 %)"
         said = percent(self.cell.predicted)
         return (
             f"{where}: {percent(rates.passed)} % passed, {said} % said ({self.excess:+.1f} points)"
@@ -62,6 +64,17 @@ def wrong_passes(done: Done) -> list[Finding]:
         for row, cells in done
         for cell in cells
         if cell.wrong_pass
+    ]
+    return sorted(found, key=lambda one: -one.excess)
+
+
+def wrong_fails(done: Done) -> list[Finding]:
+    """FAIL at the margin, as `wrong_passes`: no promise, since it promotes nothing."""
+    found = [
+        Finding(row, cell, (cell.rates.failed - LEVEL) / standard_error(cell.rates.releases))
+        for row, cells in done
+        for cell in cells
+        if cell.loss == 1 and cell.rates.failed > LEVEL
     ]
     return sorted(found, key=lambda one: -one.excess)
 
@@ -134,7 +147,12 @@ def summary(done: Done, size: Size) -> tuple[list[str], bool]:
         "",
         *listed("More than 5 % plus three standard errors (the bound)", broken),
         *listed("More than 5 % plus two standard errors", over_two),
-        *listed("The five highest rates at the margin", at_margin[:5]),
+        *listed("The highest rates at the margin", at_margin[:5]),
+        *listed(
+            "FAIL at the margin in more than 5 % plus three standard errors (no bound: a FAIL "
+            "promotes nothing)",
+            [one for one in wrong_fails(done) if one.excess > 3],
+        ),
         f"{len(gaps)} settings with a power that was said beforehand.",
         "",
         *listed("More than 5 points from it (the bound)", off),
