@@ -20,7 +20,9 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from eval_suites.comparable import present
-from eval_suites.load_points import OverEveryLimit
+from eval_suites.load_points import OverEveryLimit, is_percentile
+from eval_suites.percentile_gates import judged_percentile
+from eval_suites.percentiles import Percentile
 from eval_suites.point_gates import Point, point_of
 from eval_suites.policy import GateRule, Policy
 from eval_suites.power import minimum_detectable, needed_items
@@ -28,6 +30,7 @@ from eval_suites.questions import (
     FEWEST_CLUSTERS,
     Question,
     estimates_of,
+    latency_questions,
     questions_of,
     table_of,
 )
@@ -159,7 +162,14 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
         return _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
     reference = judging.references.get(rule.reference or "")
     try:
-        if rule.on_latency or rule.kind in ("ratio", "implausible"):
+        if is_percentile(rule):
+            found = _Case(
+                rule,
+                waived,
+                latency_questions(rule, candidate),
+                never=_held_suite(judging.policy, rule, candidate, reference),
+            )
+        elif rule.on_latency or rule.kind in ("ratio", "implausible"):
             point = point_of(rule, candidate, reference)
             held = _held_suite(judging.policy, rule, candidate, reference)
             found = _Case(rule, waived, settled=_pointed(rule, waived, point, held))
@@ -352,6 +362,8 @@ def _result(case: _Case, share: float) -> GateResult:
 
 def _judged(case: _Case, share: float) -> GateResult:
     level = case.level * share
+    if isinstance(case.estimates[0], Percentile):
+        return judged_percentile(case.rule, case.waived, case.estimates[0], level, case.never)
     pairs = list(zip(case.questions, case.estimates, strict=True))
     # One slice in twenty would fail by chance alone.
     failed = [pair for pair in pairs if _p_fail(*pair) <= level / len(pairs)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from eval_suites.comparable import present
 from eval_suites.policy import GateRule
 from registry.evidence import LatencyEvidence, LoadPoint, Unusable
@@ -13,14 +16,19 @@ if TYPE_CHECKING:
     from registry.evidence_folders import CandidateEvidence
 
 
+Array = NDArray[np.float64]
+
+
 class OverEveryLimit(Exception):
     """Requests failed, and a failed request counts as slower than any limit."""
 
 
-def latency_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[float, int]:
+def latency_of(
+    rule: GateRule, evidence: CandidateEvidence, who: str, *, decide: bool = True
+) -> tuple[float, int]:
     """Value and number of requests of the rule's metric at its rate.
 
-    Raises `Unusable`, or `OverEveryLimit` when failed requests decide.
+    Raises `Unusable`, or, to `decide`, `OverEveryLimit` when failed requests do.
     """
     metric = rule.metric.removeprefix("latency.")
     found: LatencyEvidence = present("latency", evidence, who)
@@ -46,6 +54,8 @@ def latency_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[f
         if point.ok == 0:
             raise OverEveryLimit(f"{failures}: nothing was answered")
         return number(_plain(point, metric), f"{who}'s {metric}"), point.total
+    if not decide:
+        return math.nan, point.total
     # Whatever number stands there, this percentile lies among the failed requests.
     if math.ceil(percent / 100 * point.total) > point.ok:
         raise OverEveryLimit(f"{failures}: the {metric} is over every limit")
@@ -53,6 +63,46 @@ def latency_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[f
     if f"p{percent}" not in table:
         raise Unusable(f"p{percent} of {name} is not in the {who}'s evidence")
     return number(table[f"p{percent}"], f"{who}'s {metric}"), point.total
+
+
+def times_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[Array, float]:
+    """Times in ms in order of sending, failed requests infinite, and the percentile asked for.
+
+    Raises `Unusable`: a percentile without the requests behind it has no bound.
+    """
+    name, percent = _percentile_of(rule.metric.removeprefix("latency."))
+    assert percent is not None, rule.metric
+    _, total = latency_of(rule, evidence, who, decide=False)
+    if evidence.requests is None:
+        raise Unusable(f"there are no rows per request of the {who}, so a percentile has no bound")
+    import pyarrow.parquet as pq
+
+    columns = ["rate", "start_s", "ok", name]
+    try:
+        frame = pq.read_table(evidence.requests, columns=columns).to_pandas()
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{evidence.requests} cannot be read: {error}") from None
+    rows = frame[np.isclose(frame["rate"], rule.rate or 0.0)].sort_values("start_s", kind="stable")
+    if len(rows) != total:
+        raise Unusable(
+            f"{evidence.requests} has {len(rows)} requests at {rule.rate:g} requests/s, the "
+            f"summary counts {total}"
+        )
+    answered = rows["ok"].to_numpy(bool)
+    times = rows[name].to_numpy(float)
+    if name == "tpot_ms":
+        # An answer of one token has no time per further token.
+        kept = ~answered | np.isfinite(times)
+        times, answered = times[kept], answered[kept]
+    if not np.isfinite(times[answered]).all():
+        raise Unusable(f"{evidence.requests}: answered requests without {name}")
+    return np.where(answered, times, np.inf), float(percent)
+
+
+def is_percentile(rule: GateRule) -> bool:
+    """Whether the rule is about a percentile of TTFT, TPOT or E2EL, which have a bound."""
+    name, percent = _percentile_of(rule.metric.removeprefix("latency."))
+    return rule.on_latency and percent is not None and name != "itl_ms"
 
 
 def number(value: Any, what: str) -> float:

@@ -58,7 +58,8 @@ class GateRule(Written):
     implausible       candidate - reference is at most `margin`; more is ANOMALOUS, no bound
     ================  ==========================================================================
 
-    Latency metrics take only floor and ceiling, and have no bound yet.
+    Latency metrics take only floor and ceiling. Percentiles of TTFT, TPOT and E2EL have a bound
+    from order statistics; other latency figures are judged as they are.
     """
 
     name: Name

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from eval_suites.comparable import check_same_items, items_of
 from eval_suites.policy import GateRule, Policy
-from eval_suites.power import items_for, power_of, units_to_see
+from eval_suites.power import MOST_ITEMS, items_for, power_of, units_to_see
 from eval_suites.questions import (
     Array,
     Question,
@@ -94,10 +94,11 @@ def _row(
         notes.append(f"items of one {rule.cluster} count as dependent, as in the evidence")
     worst = max(parts, key=lambda part: math.inf if part["items"] is None else part["items"])
     if worst["items"] is None:
-        notes.append("the effect named is not on the passing side of the margin")
+        notes.append(worst.pop("why"))
     elif worst["items"] < rule.min_items:
         worst["items"] = rule.min_items
         notes.append("min_items decides")
+    worst.pop("why", None)
     return GatePower(
         name=rule.name,
         kind=rule.kind,
@@ -173,6 +174,9 @@ def _part(question: Question, effect: float, level: float, share: float) -> dict
         "slice": question.slice,
         "reference": mean,
         "truth": truth,
+        "why": "the effect named is not on the passing side of the margin"
+        if distance <= 0
+        else f"more than {MOST_ITEMS:,} items: the effect named is too close to the margin",
         "items": None if wanted is None else math.ceil(wanted / share),
         "evidence_items": round(n / share),
         "power": round(power, 4),

@@ -23,6 +23,8 @@ from eval_suites.comparable import (
     items_of,
     summary_of,
 )
+from eval_suites.load_points import times_of
+from eval_suites.percentiles import Percentile
 from eval_suites.policy import GateRule
 from eval_suites.statistics import (
     Estimate,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from registry.items import Items
 
 Array = NDArray[np.float64]
-Scale = Literal["ratio", "difference", "mean"]
+Scale = Literal["ratio", "difference", "mean", "percentile"]
 
 SUMMARY_TOLERANCE = 1e-6
 """Relative difference up to which a summary's mean is that of its rows."""
@@ -67,6 +69,7 @@ class Question:
     design: tuple[str | None, ...] = ()
     noise: float | None = None
     same_bundle: bool = False
+    percent: float | None = None
 
     @property
     def n(self) -> int:
@@ -172,6 +175,15 @@ def questions_of(
             )
         )
     return found
+
+
+def latency_questions(rule: GateRule, candidate: CandidateEvidence) -> list[Question]:
+    """The question of a percentile at the rule's rate. Raises `Unusable`."""
+    times, percent = times_of(rule, candidate, "candidate")
+    if not len(times):
+        raise Unusable(f"no request has a {rule.metric.removeprefix('latency.')}")
+    side = -1 if rule.kind == "ceiling" else 1
+    return [Question("percentile", rule.margin, side, times, None, percent=percent)]
 
 
 def checked_metric(name: str, evidence: CandidateEvidence, who: str) -> Array:
@@ -288,6 +300,8 @@ def noise_of(first: Array, second: Array, error: float = 0.05) -> float:
 
 def _closed_form(question: Question) -> Estimate | None:
     """Intervals of 0/1 scores, for items that are independent of each other."""
+    if question.percent is not None:
+        return Percentile(question.candidate, question.percent)
     unit = right_score(question.candidate, question.reference)
     if unit is None or question.clusters is not None:
         return None

@@ -45,7 +45,7 @@ class Estimate(Protocol):
     def unseen_units(self, limit: float, alpha: float) -> float: ...
 
 
-class _NothingUnseen:
+class NothingUnseen:
     """Methods for 0/1 scores: what may not have been seen is part of their distribution."""
 
     def unseen_distance(self, limit: float, side: int, alpha: float, units: int) -> float:
@@ -59,7 +59,7 @@ class _NothingUnseen:
 
 
 @dataclass(frozen=True)
-class ExactProportion(_NothingUnseen):
+class ExactProportion(NothingUnseen):
     """Clopper-Pearson: the exact binomial bound (Clopper and Pearson 1934, Biometrika 26:404)."""
 
     hits: int
@@ -94,7 +94,7 @@ class ExactProportion(_NothingUnseen):
 
 
 @dataclass(frozen=True)
-class Scaled(_NothingUnseen):
+class Scaled(NothingUnseen):
     """An estimate of 0/1 scores for scores of 0 and `unit`."""
 
     of: Estimate
@@ -200,7 +200,7 @@ def _standardized(numerator: Any, variance: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PairedRatio(_NothingUnseen):
+class PairedRatio(NothingUnseen):
     """candidate / reference of 0/1 scores; the reference has at least one item right."""
 
     table: PairedTable
@@ -241,7 +241,7 @@ class PairedRatio(_NothingUnseen):
 
 
 @dataclass(frozen=True)
-class PairedDifference(_NothingUnseen):
+class PairedDifference(NothingUnseen):
     """candidate - reference of 0/1 scores."""
 
     table: PairedTable

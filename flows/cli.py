@@ -197,6 +197,35 @@ def power(
     _say(_encodable(line) if as_json else power_text(rows))
 
 
+@app.command()
+def bench(
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, with or without /v1.")],
+    model: Annotated[str, typer.Option(help="The model's name there.")],
+    load: Annotated[str, typer.Option(help="A load profile with a search, by name or path.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL with `id` and `prompt` or `messages`.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the model's tokenizer; without, words count.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the evidence; a stopped search goes on in it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the largest request rate at which an endpoint keeps its SLA."""
+    from flows.rendering import bench_text
+    from tasks.benchmarking import bench_url, document
+    from tasks.progress import configure_logging
+
+    configure_logging()
+    own_children()
+    key = settings().teacher_api_key.get_secret_value()
+    done = bench_url(url, model, load, api_key=key, prompts=prompts, tokenizer=tokenizer, out=out)
+    _print(document(done) if as_json else bench_text(document(done)), as_json)
+    raise typer.Exit(done.found.verdict.exit_status)
+
+
 def main() -> None:
     """Entry point: turns our errors into messages and exit statuses."""
     signal.signal(signal.SIGTERM, _stop)

@@ -16,6 +16,7 @@ from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
 from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
+from registry.report import percentile_of, sla_of
 from registry.settings import Settings, settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
@@ -80,10 +81,12 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     """Candidates with verdicts and reasons, what was promoted, and where to look."""
     table = Table(title=f"{outcome.name}: {outcome.verdict}")
     metrics = list(dict.fromkeys(name for one in outcome.candidates for name in one.metrics))
-    for column in ("candidate", "verdict", *metrics, "P99 E2EL"):
+    times = sla_of(outcome.candidates)
+    slow = f"{percentile_of(times).upper()} E2EL"
+    for column in ("candidate", "verdict", *metrics, slow):
         table.add_column(column, overflow="fold")
     for one in outcome.candidates:
-        sla = next((gate for gate in one.gates if gate.metric == "latency.e2el_p99_ms"), None)
+        sla = next((gate for gate in one.gates if times and gate.name == times.name), None)
         slowest = f"{sla.candidate:.0f} ms" if sla and sla.candidate is not None else ""
         table.add_row(
             one.name,
@@ -186,6 +189,38 @@ def validate_files(paths: Sequence[Path]) -> int:
     if problems:
         raise UserError(problems)
     return len(files)
+
+
+# -- bench ---------------------------------------------------------------------------------
+
+
+def bench_text(document: dict[str, Any]) -> str:
+    """Steps in the order in which they were measured, and the interval."""
+    table = Table(title=f"{', '.join(document['sla'])}: {document['verdict']}")
+    for column in ("requests/s", "", "requests", "failed", "hit rate", "P99 E2EL", "bound", "why"):
+        table.add_column(column, overflow="fold")
+    for point in document["points"]:
+        hit_rate = point["hit_rate"]
+        table.add_row(
+            f"{point['rate']:.4g}",
+            point["verdict"],
+            str(point["n"]),
+            str(point["failed"]),
+            "" if hit_rate is None else f"{hit_rate:.2f}",
+            _milliseconds(point["p99_e2el"]),
+            _milliseconds(point["p99_e2el_bound"]),
+            point["cause"],
+        )
+    low, high = document["kept_rate"]
+    kept = "no rate was kept" if low is None else f"kept at {low:.4g} requests/s"
+    lost = "no rate was not kept" if high is None else f"not kept at {high:.4g}"
+    lines = [drawn(table), f"{kept}; {lost}; {document['requests_total']} requests"]
+    lines += [f"note: {note}" for note in document["notes"]]
+    return "\n".join([*lines, f"evidence: {document['evidence']}"])
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"
 
 
 # -- doctor ----------------------------------------------------------------------------------

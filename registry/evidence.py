@@ -109,6 +109,20 @@ class LoadPoint(Recorded):
         default=None, description="Mean tokens per target step with the draft; null without."
     )
     prefix_cache_hit_rate: float | None = None
+    answer: Literal["kept", "not kept", "undecided", "void"] | None = Field(
+        default=None, description="Of a search: what this rate showed about the SLA."
+    )
+    cause: str = Field(default="", description="Why it was not kept, is undecided, or void.")
+    steady: bool | None = None
+    cropped: int = Field(default=0, description="First requests left out as the start.")
+    values: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="The percentile in ms of each line of the SLA, steady part.",
+    )
+    bounds: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="Upper confidence bound in ms of each line of the SLA; null: none yet.",
+    )
 
 
 class LatencyEvidence(Recorded):
@@ -123,6 +137,11 @@ class LatencyEvidence(Recorded):
     harness: str
     settings: dict[str, Any]
     points: list[LoadPoint]
+    sla: list[str] = Field(default_factory=list, description="As in the load profile.")
+    kept_rate: tuple[float | None, float | None] | None = Field(
+        default=None, description="Highest rate kept, lowest not kept; of a search."
+    )
+    notes: list[str] = Field(default_factory=list)
     smoke: bool = False
     measured_at: datetime
     seconds: float

@@ -17,6 +17,7 @@ from registry import lm_eval_files
 from registry.errors import UserError
 from registry.evidence import (
     ITEMS,
+    REQUESTS,
     SUMMARY,
     AccuracyEvidence,
     Evidence,
@@ -47,9 +48,10 @@ class CandidateEvidence:
     """All evidence of one bundle: a candidate's, or a reference's.
 
     `bundle` is the digest that every piece of evidence must name; empty where whoever measured
-    knows no bundles, and then nothing can be promoted. `unreadable` holds, by kind (`accuracy`,
-    `items`, `latency`, `serving`), why a piece could not be read; a gate that needs it is then
-    INVALID with that reason. A `table` has items and nothing else: its settings are unknown.
+    knows no bundles, and then nothing can be promoted. `requests` is the file of single requests
+    of the latency evidence. `unreadable` holds, by kind (`accuracy`, `items`, `latency`,
+    `serving`), why a piece could not be read; a gate that needs it is then INVALID with that
+    reason. A `table` has items and nothing else: its settings are unknown.
     """
 
     bundle: str
@@ -57,6 +59,7 @@ class CandidateEvidence:
     items: Items | None = None
     latency: LatencyEvidence | None = None
     serving: ServingEvidence | None = None
+    requests: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     source: Source = "pilotage"
     folder: str = ""
@@ -92,6 +95,8 @@ class CandidateEvidence:
                 found["items"] = _items_beside(accuracy, found["accuracy"])
             except Unusable as unusable:
                 unreadable["items"] = str(unusable)
+        if latency is not None and "latency" in found and (latency / REQUESTS).exists():
+            found["requests"] = latency / REQUESTS
         return cls(bundle=bundle, unreadable=unreadable, folder=folder, **found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ MOST_EXAMPLES = 16
 LONGEST_TEXT = 1500
 """Characters of one prompt or response on the page."""
 
-CURVE = "e2el_ms"
-CURVE_METRIC = "latency.e2el_p99_ms"
+CURVE_METRIC = re.compile(r"latency\.e2el_(p50|p90|p95|p99)_ms")
+USUAL_PERCENTILE = "p99"
 
 GLYPHS = {
     Verdict.PASS: "✓",
@@ -142,6 +143,7 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
         promoted=next((c for c in candidates if c.name == outcome.promoted), None),
         counts=outcome.counts(),
         sla=sla,
+        percentile=percentile_of(sla),
         bounded=any(gate.bound is not None for c in candidates for gate in c.gates),
         waived=[(c, gate) for c in candidates for gate in c.gates if gate.waived is not None],
         gate_names=list(dict.fromkeys(gate.name for c in candidates for gate in c.gates)),
@@ -160,12 +162,18 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
 
 
 def sla_of(candidates: Iterable[CandidateOutcome]) -> GateResult | None:
-    """The ceiling on the curve's metric: its margin is the SLA line, its rate where it counts."""
+    """The ceiling on an end-to-end time: its margin is the SLA line, its rate where it counts."""
     for candidate in candidates:
         for gate in candidate.gates:
-            if gate.kind == "ceiling" and gate.metric == CURVE_METRIC:
+            if gate.kind == "ceiling" and CURVE_METRIC.fullmatch(gate.metric):
                 return gate
     return None
+
+
+def percentile_of(sla: GateResult | None) -> str:
+    """`p99`, or what the SLA is about."""
+    found = CURVE_METRIC.fullmatch(sla.metric) if sla is not None else None
+    return found[1] if found else USUAL_PERCENTILE
 
 
 def point_at(points: Sequence[LoadPoint], rate: float | None) -> LoadPoint | None:
@@ -265,7 +273,8 @@ class Chart:
 def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> list[Chart]:
     """One chart per candidate with latency, all on the same logarithmic axes."""
     shown = [candidate for candidate in candidates if candidate.latency]
-    values = [p for c in shown for p in (point.e2el_ms.get("p99") for point in c.latency) if p]
+    percentile = percentile_of(sla)
+    values = [p for c in shown for p in (point.e2el_ms.get(percentile) for point in c.latency) if p]
     if not values:
         return []
     if sla is not None:
@@ -284,7 +293,7 @@ def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> li
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
     def line(candidate: CandidateOutcome) -> str:
-        found = [(point.rate, point.e2el_ms.get("p99")) for point in candidate.latency]
+        found = [(point.rate, point.e2el_ms.get(percentile)) for point in candidate.latency]
         return " ".join(f"{x(rate):.1f},{y(value):.1f}" for rate, value in found if value)
 
     ticks = [
@@ -311,7 +320,7 @@ def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> li
 
 
 def _dot(point: LoadPoint, x: Any, y: Any, sla: GateResult | None) -> Dot:
-    value = point.e2el_ms.get("p99")
+    value = point.e2el_ms.get(percentile_of(sla))
     if not value:
         return Dot(x(point.rate), TOP, None, over=True)
     over = sla is not None and value > sla.margin

@@ -96,7 +96,7 @@ def measure_latency(
             result = generator.measure(job)
             server.check_alive()
         except InfrastructureError:
-            # The generator works once; another try needs a new one.
+            # A generator that failed has ended; another try needs a new one.
             served.reset()
             raise
         return result

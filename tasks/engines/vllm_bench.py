@@ -32,6 +32,7 @@ Percentiles are nearest ranks over all requests, a failed one as infinitely slow
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import time
@@ -45,7 +46,7 @@ from registry.digests import digest_of
 from registry.errors import InfrastructureError, Problem, UserError
 from registry.evidence import REQUESTS, LatencyEvidence, LoadPoint, percentiles, write_summary
 from registry.settings import settings
-from tasks.engines.subprocesses import ProcessTree
+from tasks.engines.subprocesses import ProcessTree, wait_until
 
 SCRIPT = Path(__file__).with_name("vllm_bench_main.py")
 
@@ -53,18 +54,13 @@ Row = dict[str, Any]
 
 
 class VllmBench:
-    """The load generator's process, started at once, for one `measure`. A context manager."""
+    """The load generator's process, started at once, for job after job. A context manager."""
 
     def __init__(self, api_key: str, *, log: Path, python: Path | None = None) -> None:
-        self._job = log.with_suffix(".job.json")
-        self._result = log.with_suffix(".result.json")
+        self._base = log.with_suffix("")
+        self._jobs = 0
         self._tree = ProcessTree(
-            [
-                str(python or settings().serve_python),
-                str(SCRIPT),
-                str(self._job),
-                str(self._result),
-            ],
+            [str(python or settings().serve_python), str(SCRIPT), str(self._base)],
             log=log,
             env={
                 "OPENAI_API_KEY": api_key,
@@ -76,8 +72,7 @@ class VllmBench:
         )
 
     def __enter__(self) -> Self:
-        self._job.unlink(missing_ok=True)
-        self._result.unlink(missing_ok=True)
+        self._remove_jobs()
         self._tree.start()
         return self
 
@@ -88,6 +83,12 @@ class VllmBench:
         trace: TracebackType | None,
     ) -> None:
         self._tree.stop()
+        self._remove_jobs()
+
+    def _remove_jobs(self) -> None:
+        for kind in ("job", "result"):
+            for file in self._base.parent.glob(f"{glob.escape(self._base.name)}.*.{kind}.json"):
+                file.unlink(missing_ok=True)
 
     def measure(self, job: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send the load, write the evidence; `{"points": [...], "seconds"}`.
@@ -109,13 +110,14 @@ class VllmBench:
             "sampling": job["sampling"],
             "burstiness": job["burstiness"],
             "request_timeout": job.get("request_timeout", 120.0),
+            "count_words": False,
             "warmup": {"rate": None, "seed": job["seed"], "rows": warmup} if warmup else None,
             "points": [
                 {"rate": rate, "seed": job["seed"] + index, "rows": rows}
                 for index, (rate, rows) in enumerate(zip(job["rates"], parts, strict=True))
             ],
         }
-        result = self._run(order, timeout or settings().stage_timeout)
+        result = self.send(order, timeout)
         points: list[LoadPoint] = []
         requests: list[Row] = []
         for point, asked in zip(result["points"], order["points"], strict=True):
@@ -148,24 +150,33 @@ class VllmBench:
             measured_at=datetime.now(UTC),
             seconds=round(time.monotonic() - started, 3),
         )
-        _write_requests(out_dir / REQUESTS, requests)
+        write_requests(out_dir / REQUESTS, requests)
         write_summary(out_dir, evidence)
         return {
             "points": [point.model_dump(mode="json") for point in points],
             "seconds": evidence.seconds,
         }
 
-    def _run(self, order: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        partial = self._job.with_suffix(".partial")
+    def send(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Have one job of `vllm_bench_main` done; its result. Raises `InfrastructureError`."""
+        job, result_file = (
+            Path(f"{self._base}.{self._jobs}.{kind}.json") for kind in ("job", "result")
+        )
+        self._jobs += 1
+        partial = job.with_suffix(".partial")
         partial.write_text(json.dumps(order, ensure_ascii=False), encoding="utf-8")
-        partial.rename(self._job)
-        status = self._tree.wait(timeout)
-        if status != 0 or not self._result.exists():
-            raise InfrastructureError(
-                f"vllm bench serve ended with status {status}; the end of {self._tree.log}:\n"
-                f"{self._tree.last_lines()}"
+        partial.rename(job)
+        limit = timeout or settings().stage_timeout
+        wait_until(lambda: result_file.exists() or self._tree.poll() is not None, limit, every=0.05)
+        if not result_file.exists():
+            status = self._tree.poll()
+            how = (
+                f"ended with status {status}" if status is not None else f"gave none in {limit:g} s"
             )
-        result: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
+            raise InfrastructureError(
+                f"vllm bench serve {how}; the end of {self._tree.log}:\n{self._tree.last_lines()}"
+            )
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
         return result
 
 
@@ -177,12 +188,8 @@ def request_count(rate: float, seconds: float) -> int:
     return max(1, math.ceil(round(rate * seconds, 6)))
 
 
-def share_out(path: Path, warmup: int, counts: Sequence[int]) -> tuple[list[Row], list[list[Row]]]:
-    """Rows `{"id", "messages"}` for the warm-up and each point, in file order, none of them twice.
-
-    A prompt that the file holds twice is used once. Raises `UserError` naming every bad line, or
-    how many different prompts are needed.
-    """
+def read_prompts(path: Path) -> list[Row]:
+    """Rows `{"id", "messages"}` in file order, each once. Raises `UserError` naming bad lines."""
     rows: dict[str, Row] = {}
     problems: list[Problem] = []
     try:
@@ -198,19 +205,27 @@ def share_out(path: Path, warmup: int, counts: Sequence[int]) -> tuple[list[Row]
             rows.setdefault(digest_of(messages), {"id": str(row["id"]), "messages": messages})
         except (ValueError, KeyError, AttributeError) as error:
             problems.append(Problem(f"{path}:{number}", f"no id with prompt or messages: {error}"))
-    needed = warmup + sum(counts)
-    if not problems and len(rows) < needed:
-        problems.append(
-            Problem(
-                str(path),
-                f"holds {len(rows)} different prompts, {needed} are needed ({warmup} to warm up, "
-                f"{' + '.join(map(str, counts))} at the rates)",
-                f"raise the size of the load part to {needed}, or lower rates or seconds_per_rate",
-            )
-        )
     if problems:
         raise UserError(problems)
-    left = iter(rows.values())
+    return list(rows.values())
+
+
+def share_out(path: Path, warmup: int, counts: Sequence[int]) -> tuple[list[Row], list[list[Row]]]:
+    """Rows `{"id", "messages"}` for the warm-up and each point, in file order, none of them twice.
+
+    A prompt that the file holds twice is used once. Raises `UserError` naming every bad line, or
+    how many different prompts are needed.
+    """
+    rows = read_prompts(path)
+    needed = warmup + sum(counts)
+    if len(rows) < needed:
+        raise UserError.at(
+            path,
+            f"holds {len(rows)} different prompts, {needed} are needed ({warmup} to warm up, "
+            f"{' + '.join(map(str, counts))} at the rates)",
+            f"raise the size of the load part to {needed}, or lower rates or seconds_per_rate",
+        )
+    left = iter(rows)
 
     def take(count: int) -> list[Row]:
         return [next(left) for _ in range(count)]
@@ -319,7 +334,8 @@ def _grown(name: str, before: Mapping[str, float], after: Mapping[str, float]) -
     return after.get(name, 0.0) - before.get(name, 0.0)
 
 
-def _write_requests(path: Path, rows: Sequence[Row]) -> None:
+def write_requests(path: Path, rows: Sequence[Row]) -> None:
+    """`requests.parquet`: rows of `REQUEST_COLUMNS`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,19 +1,21 @@
 """The half of `vllm_bench` that runs in the serve environment: vLLM's own load generator.
 
-`python vllm_bench_main.py JOB RESULT`. Imports the standard library and vLLM only, nothing of this
+`python vllm_bench_main.py BASE`. Imports the standard library and vLLM only, nothing of this
 checkout. The import takes about 12 s on two cores, so the process may be started while a server
-still starts: it imports first and then waits for JOB to appear. One process sends the load of all
-points, each by one call of what `vllm bench serve` itself calls.
+still starts: it imports first and then waits for `BASE.0.job.json` to appear, answers with
+`BASE.0.result.json`, waits for job 1, and so on until it is ended. Each point of a job is sent by
+one call of what `vllm bench serve` itself calls.
 
 Job: `{"url", "served_name", "tokenizer", "raw_dir", "sampling", "burstiness", "request_timeout",
-"points": [{"rate" (requests/s; null: all at once), "seed", "rows": [{"id", "messages"}]}],
-"warmup": the same without a rate, or null}`. Result: `{"vllm": version, "points": [{"raw": file,
-"before", "after"}]}` where before and after are the engine's counters. The API key comes in
-OPENAI_API_KEY.
+"count_words", "points": [{"rate" (requests/s; null: all at once), "seed", "rows": [{"id",
+"messages"}]}], "warmup": the same without a rate, or null}`. Result: `{"vllm": version, "points":
+[{"raw": file, "before", "after"}]}` where before and after are the engine's counters. The API key
+comes in OPENAI_API_KEY.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -36,19 +38,29 @@ COUNTERS = (
 
 
 def main() -> None:
-    job_file, result_file = Path(sys.argv[1]), Path(sys.argv[2])
-    parent = os.getppid()
+    base, parent = sys.argv[1], os.getppid()
     import vllm
     import vllm.benchmarks.serve as serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    while not job_file.exists():
-        if os.getppid() != parent:
-            sys.exit("the process that started this one is gone")
-        time.sleep(0.1)
-    job = json.loads(job_file.read_text(encoding="utf-8"))
     parser = FlexibleArgumentParser()
     serve.add_cli_args(parser)
+    for number in itertools.count():
+        job_file = Path(f"{base}.{number}.job.json")
+        while not job_file.exists():
+            if os.getppid() != parent:
+                sys.exit("the process that started this one is gone")
+            time.sleep(0.05)
+        job = json.loads(job_file.read_text(encoding="utf-8"))
+        result = {"vllm": vllm.__version__, "points": run(serve, parser, job)}
+        result_file = Path(f"{base}.{number}.result.json")
+        partial = result_file.with_suffix(".partial")
+        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.rename(result_file)
+
+
+def run(serve, parser, job):  # type: ignore[no-untyped-def]
+    """Warm up and send every point; for each the file of vLLM's result and the counters."""
     raw_dir = Path(job["raw_dir"])
     raw_dir.mkdir(parents=True, exist_ok=True)
     if job["warmup"]:
@@ -63,9 +75,7 @@ def main() -> None:
         name = f"point{index}.json"
         (raw_dir / name).write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
         points.append({"raw": name, "before": before, "after": after})
-    partial = result_file.with_suffix(".partial")
-    partial.write_text(json.dumps({"vllm": vllm.__version__, "points": points}), encoding="utf-8")
-    partial.rename(result_file)
+    return points
 
 
 def send(serve, parser, job, point, base):  # type: ignore[no-untyped-def]
@@ -102,15 +112,18 @@ def send(serve, parser, job, point, base):  # type: ignore[no-untyped-def]
     if sampling.get("seed") is not None:
         arguments += ["--extra-body", json.dumps({"seed": sampling["seed"]})]
     args = parser.parse_args(arguments)
-    with checked(serve, rows, job["request_timeout"]):
+    with checked(serve, rows, job["request_timeout"], job["count_words"]):
         raw = asyncio.run(serve.main_async(args))
     prompts.unlink()
     return raw
 
 
 @contextlib.contextmanager
-def checked(serve, rows, timeout):  # type: ignore[no-untyped-def]
+def checked(serve, rows, timeout, count_words):  # type: ignore[no-untyped-def]
     """Send each row's own messages, and call no request answered that was not.
+
+    `count_words` is for endpoints that report no usage: words of the answer stand for tokens, and
+    a stream that broke off between two of them cannot be told from a whole one.
 
     vLLM's client calls a stream that broke off after its first chunk a success, waits up to six
     hours, and leaves the error text empty where the server gave no reason. Afterwards an empty
@@ -127,6 +140,8 @@ def checked(serve, rows, timeout):  # type: ignore[no-untyped-def]
         except TimeoutError:
             output = serve.RequestFuncOutput(start_time=started)
             output.error = f"no end within {timeout} s"
+        if output.success and count_words and not output.output_tokens:
+            output.output_tokens = len(output.generated_text.split())
         if output.success and not output.output_tokens:
             output.success = False
             output.error = "the stream ended without a token count"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,26 @@ def latency(bundle: str, /, *points: LoadPoint, **changes: Any) -> LatencyEviden
         "seconds": 1.0,
     }
     return LatencyEvidence.model_validate({**fields, **changes})
+
+
+def loaded(
+    folder: Path,
+    bundle: str,
+    times: Sequence[float],
+    failed: int = 0,
+    rate: float = 2.0,
+    **changes: Any,
+) -> CandidateEvidence:
+    """Latency evidence with its rows: E2EL in ms of the answered requests, and failed ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = ("ttft_ms", "tpot_ms", "e2el_ms")
+    rows = [{"ok": True, **dict.fromkeys(columns, float(time))} for time in times]
+    rows += [{"ok": False, **dict.fromkeys(columns)} for _ in range(failed)]
+    for place, row in enumerate(rows):
+        row |= {"rate": rate, "start_s": place / rate}
+    pd.DataFrame(rows).to_parquet(folder / "requests.parquet")
+    evidence = latency(bundle, point(rate, [float(time) for time in times], failed), **changes)
+    return CandidateEvidence(bundle, latency=evidence, requests=folder / "requests.parquet")
 
 
 def serving(bundle: str, feasible: bool, reason: str = "") -> ServingEvidence:

@@ -220,7 +220,7 @@ def test_what_is_waived_still_never_promotes(tmp_path: Path) -> None:
     pair = own(tmp_path / "c", GOOD, smoke=True), own(tmp_path / "t", GOOD, smoke=True)
     (alone,) = gate(*pair, both)["candidates"]
     assert alone["reasons"] == ["every critical gate is waived (g): nothing was judged"]
-    fast = {"name": "f", "kind": "ceiling", "metric": "latency.e2el_p99_ms", "margin": 500}
+    fast = {"name": "f", "kind": "floor", "metric": "latency.success_rate", "margin": 1.0}
     beside = policy(tmp_path, GATE, {**fast, "rate": 2.0}, waivers=[waiver])
     for smoke in (False, True):
         folder = tmp_path / f"smoke_{smoke}"

@@ -24,6 +24,7 @@ from tests.unit.evidence_builders import (
     accuracy,
     judge,
     latency,
+    loaded,
     measured,
     point,
     policy,
@@ -242,7 +243,7 @@ def test_a_chat_template_of_its_own_only_with_a_tokenizer_of_its_own() -> None:
     assert "chat_template True against False" in without.reason
 
 
-def test_smoke_and_limited_evidence_never_passes() -> None:
+def test_smoke_and_limited_evidence_never_passes(tmp_path: Path) -> None:
     own = measured("c", GOOD, smoke=True, suite="tiny")
     theirs = measured("t", GOOD, smoke=True, suite="tiny")
     result = judge(rule(), own, theirs)
@@ -251,7 +252,7 @@ def test_smoke_and_limited_evidence_never_passes() -> None:
     assert judge(rule(kind="floor", margin=0.5), own).result is Verdict.INCONCLUSIVE
     check = rule(kind="implausible", margin=0.1)
     assert judge(check, own, theirs).result is Verdict.INCONCLUSIVE
-    quick = CandidateEvidence("c", latency=latency("c", point(), smoke=True, profile="quick"))
+    quick = loaded(tmp_path, "c", [100.0] * 99, smoke=True, profile="quick")
     assert "quick" in judge(sla(), quick).reason
     bad = measured("c", scores(0, 400), smoke=True, suite="tiny")
     assert judge(rule(), bad, theirs).result is Verdict.FAIL
@@ -282,27 +283,58 @@ def test_implausibly_good_is_anomalous() -> None:
     assert odd.estimate == pytest.approx(0.11)
 
 
-def test_failed_requests_count_as_over_the_limit() -> None:
+def test_failed_requests_count_as_over_the_limit(tmp_path: Path) -> None:
     times = [700.0 + 40 * i for i in range(30)]
-    result = judge(sla(), CandidateEvidence("c", latency=latency("c", point(2.0, times, 10))))
+    result = judge(sla(), loaded(tmp_path, "c", times, failed=10))
     assert result.result is Verdict.FAIL
-    assert "10 of 40 requests failed" in result.reason
-    none = judge(sla(), CandidateEvidence("c", latency=latency("c", point(2.0, [], 5))))
-    assert none.result is Verdict.FAIL
-    assert none.candidate is None
+    assert "10 of 40 requests over 2000 ms" in result.reason
+    assert result.bound is None
+    none = judge(sla(), loaded(tmp_path, "c", [], failed=40))
+    assert (none.result, none.candidate) == (Verdict.FAIL, None)
     nothing = judge(sla(), CandidateEvidence("c", latency=latency("c", point(2.0, [], 0))))
     assert nothing.result is Verdict.INVALID
-    few = judge(
-        sla(metric="latency.e2el_p50_ms"),
-        CandidateEvidence("c", latency=latency("c", point(2.0, times, 10))),
-    )
-    assert few.result is Verdict.PASS  # the median is among those answered
+    # The median is among those answered.
+    few = judge(sla(metric="latency.e2el_p50_ms"), loaded(tmp_path, "c", times, failed=10))
+    assert few.result is Verdict.PASS
 
 
-def test_success_only_percentiles_decide_nothing() -> None:
-    made_up = point(2.0, [100.0] * 30, 10).model_copy(update={"e2el_ms": {"p95": 1822.0}})
-    result = judge(sla(), CandidateEvidence("c", latency=latency("c", made_up)))
-    assert result.result is Verdict.FAIL
+def test_a_percentile_has_a_bound_and_twenty_requests_never_show_a_p99(tmp_path: Path) -> None:
+    p99 = sla(metric="latency.e2el_p99_ms")
+    twenty = judge(p99, loaded(tmp_path, "c", [100.0] * 20))
+    assert twenty.result is Verdict.INCONCLUSIVE
+    assert "no bound from so few" in twenty.reason
+    assert twenty.needed == 279
+    enough = judge(p99, loaded(tmp_path, "c", [100.0] * 299))
+    assert (enough.result, enough.bound, enough.n) == (Verdict.PASS, 100.0, 299)
+    assert judge(p99, loaded(tmp_path, "c", [100.0] * 298)).result is Verdict.INCONCLUSIVE
+    one_over = judge(p99, loaded(tmp_path, "c", [100.0] * 400 + [9000.0]))
+    assert one_over.result is Verdict.INCONCLUSIVE
+    slow = judge(p99, loaded(tmp_path, "c", [100.0] * 250 + [9000.0] * 50))
+    assert slow.result is Verdict.FAIL
+    # Candidates share the error here too.
+    assert judge(p99, loaded(tmp_path, "c", [100.0] * 299), planned=5).level == pytest.approx(0.01)
+
+
+def test_stalls_count_as_fewer_requests(tmp_path: Path) -> None:
+    gate = sla(metric="latency.e2el_p90_ms")
+    spread = [9000.0 if i % 16 == 0 else 100.0 for i in range(800)]
+    alone = judge(gate, loaded(tmp_path, "c", spread))
+    in_one = judge(gate, loaded(tmp_path, "c", sorted(spread, reverse=True)))
+    assert alone.candidate == in_one.candidate == 100.0
+    assert alone.result is Verdict.PASS
+    assert in_one.result is Verdict.INCONCLUSIVE
+
+
+def test_rows_of_requests_must_be_those_of_the_summary(tmp_path: Path) -> None:
+    full = loaded(tmp_path, "c", [100.0] * 299)
+    p99 = sla(metric="latency.e2el_p99_ms")
+    assert "no rows per request" in judge(p99, CandidateEvidence("c", latency=full.latency)).reason
+    other = latency("c", point(2.0, [100.0] * 300))
+    unlike = judge(p99, CandidateEvidence("c", latency=other, requests=full.requests))
+    assert unlike.result is Verdict.INVALID
+    assert "has 299 requests at 2 requests/s, the summary counts 300" in unlike.reason
+    (tmp_path / "requests.parquet").write_text("nonsense")
+    assert judge(p99, full).result is Verdict.INVALID
 
 
 @pytest.mark.parametrize(
@@ -312,9 +344,7 @@ def test_success_only_percentiles_decide_nothing() -> None:
         ([], "measured: none"),
         ([point(2.0), point(2.0)], "occurs 2 times"),
         ([point().model_copy(update={"ok": 39})], "do not add up"),
-        ([point().model_copy(update={"e2el_ms": {"p95": None}})], "no number"),
-        ([point().model_copy(update={"e2el_ms": {"p95": math.nan}})], "not a finite number"),
-        ([point().model_copy(update={"e2el_ms": {}})], "p95 of e2el_ms is not in"),
+        ([point()], "no rows per request"),
     ],
 )
 def test_latency_without_a_number_is_invalid(points: list[LoadPoint], words: str) -> None:
