@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,9 @@ REPLICATES = 10_000
 SEED = 20_240_229
 MIN_STRATUM = 10
 """Strata with fewer units than this are drawn together."""
+THREADS = 2
 BATCH_ENTRIES = 4_000_000
-"""Draws held at once: 64 MB of indices and counts."""
+"""Counts held at once by a thread: 32 MB."""
 
 Array = NDArray[np.float64]
 Pair = tuple[str, str | None]
@@ -116,8 +118,8 @@ class Resampling:
         batch = max(1, min(self.replicates, BATCH_ENTRIES // max(self.units, 1)))
         starts = range(0, self.replicates, batch)
         streams = np.random.SeedSequence(self.seed).spawn(len(starts))
-        parts: dict[Pair, list[Means]] = {pair: [] for pair in pairs}
-        for start, stream in zip(starts, streams, strict=True):
+
+        def draw(start: int, stream: np.random.SeedSequence) -> list[Means]:
             rng = np.random.default_rng(stream)
             rows = min(batch, self.replicates - start)
             drawn = [
@@ -125,11 +127,17 @@ class Resampling:
                 for size, group in zip(self.sizes, columns, strict=True)
             ]
             sums = _Sums(place, drawn, self.sizes)
-            for pair in parts:
-                parts[pair].append(sums.means(pair, self.clustered))
+            return [sums.means(pair, self.clustered) for pair in pairs]
+
+        # Every batch has a stream of its own, so the result does not depend on the threads.
+        with ThreadPoolExecutor(THREADS) as threads:
+            parts = list(threads.map(draw, starts, streams))
         return {
-            pair: (_single(observed.means(pair, self.clustered)), _joined(found))
-            for pair, found in parts.items()
+            pair: (
+                _single(observed.means(pair, self.clustered)),
+                _joined([part[place] for part in parts]),
+            )
+            for place, pair in enumerate(pairs)
         }
 
     def _columns(
@@ -218,9 +226,11 @@ def _without_small(strata: NDArray[np.int_]) -> NDArray[np.int_]:
 
 def _counts(rng: np.random.Generator, rows: int, size: int) -> Array:
     """How often each of `size` units is drawn in each of `rows` replicates."""
-    drawn = rng.integers(0, size, (rows, size))
-    drawn += np.arange(rows)[:, None] * size
-    return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
+    counts = np.empty((rows, size))
+    # Row by row: the counts of one replicate stay in the processor's cache.
+    for row in counts:
+        row[:] = np.bincount(rng.integers(0, size, size), minlength=size)
+    return counts
 
 
 def _single(means: Means) -> Means:

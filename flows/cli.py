@@ -159,6 +159,8 @@ def gate(
     as_json: Json = False,
 ) -> None:
     """Judge folders of evidence by a policy. Starts nothing and measures nothing."""
+    # Two threads draw the bootstrap; a BLAS of several threads would only get in their way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flows.gating import gate_folders, write_reports
 
     outcome = gate_folders(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +48,8 @@ class Items:
     frame: pd.DataFrame
     place: Literal["line", "row"] = "line"
     text_cells: bool = False
+    _kept: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+    """What was read of a column: several gates ask for the same one."""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -79,7 +81,9 @@ class Items:
         import numpy as np
 
         column = self.column_of(name)
-        values = _numbers(self.frame[column], self.text_cells)
+        if ("metric", column) not in self._kept:
+            self._kept["metric", column] = _numbers(self.frame[column], self.text_cells)
+        values: np.ndarray = self._kept["metric", column]
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             self._refuse(f"metric {column!r}", "no finite number", column, bad.tolist())
@@ -101,15 +105,21 @@ class Items:
         if not self.has(column):
             names = few(self.frame.columns)
             raise Unusable(f"{self.where}: no column {column!r}; it has: {names}")
-        texts = self.texts(column)
-        bad = [index for index, text in enumerate(texts) if text is None]
-        if bad:
-            self._refuse(f"column {column!r}", "no label", column, bad)
-        return np.array(texts, dtype=object)
+        if ("labels", column) not in self._kept:
+            texts = self.texts(column)
+            bad = [index for index, text in enumerate(texts) if text is None]
+            if bad:
+                self._refuse(f"column {column!r}", "no label", column, bad)
+            self._kept["labels", column] = np.array(texts, dtype=object)
+        found: np.ndarray = self._kept["labels", column]
+        return found
 
     def texts(self, column: str) -> list[str | None]:
         """The label of every item in a column that is there, None where it has none."""
-        return [_label(cell) for cell in self.frame[column].tolist()]
+        if ("texts", column) not in self._kept:
+            self._kept["texts", column] = [_label(cell) for cell in self.frame[column].tolist()]
+        found: list[str | None] = self._kept["texts", column]
+        return found
 
     def column_of(self, name: str) -> str:
         """The column that `metric` reads for this name. Raises `Unusable`."""
