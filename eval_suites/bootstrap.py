@@ -248,8 +248,12 @@ def _fields(means: Means) -> list[Any]:
 # -- bounds ----------------------------------------------------------------------------------
 
 
-FEW = 10
-"""Fewer items than this that differ from all others are counted, not resampled."""
+FEW = 6
+"""Fewer items than this that differ from all others are counted, not resampled.
+
+A share of `exp(-6)` = 0.25 % of resamples has none of six, which is below the levels that are
+used, so that such resamples alone cannot set the bound.
+"""
 
 
 @dataclass(frozen=True)
