@@ -19,11 +19,8 @@ from benchmarks.releases import Array
 from eval_suites.bootstrap import Bootstrap, Resampling, Scores
 from eval_suites.gates import judge_all
 from eval_suites.policy import Policy
-
-# One question's row of a plan. The public function takes folders, and says the power only on as
-# many items as those have.
-from eval_suites.power_plan import _part
-from eval_suites.questions import Question, Scale
+from eval_suites.power_releases import power_at
+from eval_suites.questions import Question, Scale, right_score
 from eval_suites.statistics import (
     PairedTable,
     difference_statistic,
@@ -35,6 +32,9 @@ from registry.items import Items
 
 LEVEL = 0.05
 """The error of a gate with the default confidence."""
+
+PREDICTED_FROM = 2000
+"""Releases that a predicted power is taken from; `pilotage power` draws fewer (or, 0/1, more)."""
 
 AT_ONCE = 400
 """Releases whose scores share one resampling: 5 columns each in one matrix."""
@@ -138,22 +138,6 @@ def any_passed(p: Sequence[Array], wrong: Sequence[int], level: float = LEVEL) -
     return np.asarray((table <= shares)[:, list(wrong)].any(axis=1), float)
 
 
-@dataclass(frozen=True, eq=False)
-class Population(Question):
-    """Scores that stand for the truth, in a plan for another number of items."""
-
-    items: int = 0
-
-    @property
-    def n(self) -> int:
-        return self.items
-
-    @property
-    def units(self) -> int | None:
-        found = super().units
-        return None if found is None else round(found * self.items / len(self.candidate))
-
-
 def predicted_power(
     own: Array,
     reference: Array,
@@ -166,10 +150,9 @@ def predicted_power(
 
     `own` and `reference` are so many scores that they stand for the population.
     """
-    question = Population(
-        asked.scale, asked.limit, asked.side, own, reference, clusters=clusters, items=n
-    )
-    return float(_part(question, effect, LEVEL, 1.0)["power"])
+    question = Question(asked.scale, asked.limit, asked.side, own, reference, clusters=clusters)
+    binary = clusters is None and right_score(own, reference) is not None
+    return power_at(question, effect, n, LEVEL, None if binary else PREDICTED_FROM)
 
 
 # -- the whole way ---------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_a_floor_has_the_power_promised(limit, truth):
     passed = {int(k): ExactProportion(int(k), row.items).p_above(limit) <= 0.05
               for k in np.unique(hits)}  # fmt: skip
     # Whole items make the power a saw: the number asked for lies on or above 80 %.
-    assert 0.8 - 0.02 <= np.mean([passed[int(k)] for k in hits]) <= 0.8 + CLOSE
+    assert 0.8 - 0.02 <= np.mean([passed[int(k)] for k in hits]) <= 0.8 + CLOSE + 0.02
 
 
 def test_a_ceiling_is_a_floor_upside_down():
