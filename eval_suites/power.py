@@ -1,15 +1,15 @@
-"""How many items a decision needs, and how small a difference so many items can show.
+"""How many items a decision needs, and how small a difference so many can show: quick answers.
 
 Normal approximations (Chow, Shao, Wang and Lokhnygina 2018, Sample Size Calculations in Clinical
 Research, 3.1 and 4.2), with the spread under the limit for the error and under the assumed truth
-for the power. `make simulate` holds them to simulated releases (docs/simulation.md).
+for the power. `eval_suites.power_releases` starts from them and draws releases instead.
 """
 
 from __future__ import annotations
 
 import math
 
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from eval_suites.statistics import Estimate
 
@@ -29,16 +29,6 @@ def items_for(
     reach = -float(ndtri(level)) * sd_at_limit + float(ndtri(power)) * sd_at_truth
     wanted = (max(reach, 0.0) / distance) ** 2
     return max(1, math.ceil(wanted)) if wanted <= MOST_ITEMS else None
-
-
-def power_of(
-    n: int, distance: float, sd_at_limit: float, sd_at_truth: float, level: float
-) -> float:
-    """Share of runs on `n` units that pass when the truth is `distance` beyond the limit."""
-    beyond = distance * math.sqrt(n) + float(ndtri(level)) * sd_at_limit
-    if sd_at_truth <= 0:
-        return float(distance > 0 and beyond >= 0)
-    return float(ndtr(beyond / sd_at_truth))
 
 
 def units_to_see(distance: float, worst: float, level: float) -> float:
@@ -83,6 +73,8 @@ def minimum_detectable(
     estimate: Estimate, limit: float, side: int, level: float, units: int
 ) -> float:
     """The true value nearest to the limit that passes in 80 % of runs on so many units."""
-    reach = -float(ndtri(level)) + float(ndtri(POWER))
-    distance = reach * estimate.unit_sd(limit) / math.sqrt(units)
-    return limit + side * max(distance, estimate.unseen_distance(limit, side, level, units))
+    error = estimate.unit_sd(limit) / math.sqrt(units)
+    # Two bounds on the mean that is observed: the further one has to be cleared.
+    unseen = estimate.unseen_distance(limit, side, level, units)
+    cleared = max(-float(ndtri(level)) * error, unseen)
+    return limit + side * (cleared + float(ndtri(POWER)) * error)
