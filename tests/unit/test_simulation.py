@@ -84,8 +84,7 @@ def test_right_or_wrong_answers(margin, label, items):
     assert failed == sorted(failed, reverse=True)
 
 
-@pytest.mark.parametrize("items", ["200", "500"])
-@pytest.mark.parametrize("shape", ["beta with noise", "independent"])
+@pytest.mark.parametrize(("shape", "items"), [("beta with noise", "200"), ("independent", "500")])
 def test_graded_scores(shape, items):
     row = one(graded_rows(RETENTION_90, (1.0, 0.8), [shape]), shape, items)
     cells = row.compute(SIZE)
@@ -97,9 +96,11 @@ def test_graded_scores(shape, items):
     "shape", ["rare catastrophe", "sparse, rare catastrophe", "rubric, full scores lost"]
 )
 def test_graded_scores_with_rare_large_losses(shape):
-    """Where a percentile bootstrap passes twice as many as it promises."""
-    row = one(graded_rows(RETENTION_90, (1.0,), [shape]), shape, "200")
-    check_level(row, row.compute(SIZE))
+    """Where a percentile bootstrap passes twice as many as it promises, and formulas fail."""
+    row = one(graded_rows(RETENTION_90, (1.0, 0.5), [shape]), shape, "200")
+    cells = row.compute(SIZE)
+    check_level(row, cells)
+    check_power(row, cells)
 
 
 def test_five_candidates_at_the_margin():
@@ -131,7 +132,9 @@ def test_planned_looks():
 def test_conversations_that_fail_as_a_whole():
     name = "0/1, whole conversations fail"
     row = one(design_rows(), name, "about 200 in 40")
-    check_level(row, row.compute(Size(2000, 400)))
+    cells = row.compute(Size(2000, 200))
+    check_level(row, cells)
+    check_power(row, cells)
 
 
 def test_the_simulation_decides_as_the_gates_do():
