@@ -38,7 +38,9 @@ REPLICATES = 1000
 MOST_UNITS = 3000
 """More items or clusters than this are not drawn: there the normal formula, set right here."""
 AT_ONCE = 100
+"""Releases in one matrix product."""
 COPIES = 8
+"""Pairings of one run with itself that stand for two independent runs."""
 LARGE = 1e9
 """Items of a table of expected counts: its statistics are those of the probabilities."""
 NEAR = 0.2
