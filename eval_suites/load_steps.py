@@ -157,7 +157,8 @@ def drift_of(rows: Sequence[Row]) -> str:
     """What drifts over a batch after its start, in words; empty when nothing does."""
     rest = rows[crop_of(rows) :]
     answered = [row for row in rest if row["ok"]]
-    starts = [row["start_s"] for row in rest]
+    # A failed request has no end: it would count as in flight for ever.
+    starts = [row["start_s"] for row in answered]
     ends = [row["start_s"] + row["e2el_ms"] / 1000 for row in answered]
     for name, series in (
         ("requests in flight", in_flight(starts, ends)),

@@ -80,7 +80,7 @@ class Percentile(NothingUnseen):
         """Requests over the limit, and all, of an independent sample that tells as much."""
         over = self.times > limit
         effect = design_effect(over)
-        n = math.floor(self.n / effect)
+        n = math.floor(self.n / effect + 1e-9)
         # Rounded up: a request over the limit never disappears.
         return min(math.ceil(over.sum() / effect - 1e-9), n), n
 
@@ -104,17 +104,24 @@ def design_effect(over: NDArray[np.bool_]) -> float:
     Sampling, 5.4). Fewer than 20 blocks of five requests, or none over, show nothing.
     """
     size = len(over) // BLOCKS
-    share = float(over.mean()) if len(over) else 0.0
-    if size < FEWEST_IN_BLOCK or not 0 < share < 1:
+    if size < FEWEST_IN_BLOCK:
         return 1.0
-    means = over[: size * BLOCKS].reshape(BLOCKS, size).mean(axis=1)
-    return max(1.0, float(means.var(ddof=1)) * size / (share * (1 - share)))
+    blocks = over[: size * BLOCKS].reshape(BLOCKS, size)
+    if blocks.all() or not blocks.any():
+        return 1.0
+    return max(1.0, size * float(blocks.mean(axis=1).var(ddof=1) / blocks.var(ddof=1)))
 
 
 def requests_for(percent: float, alpha: float, over: int = 0) -> int:
     """Fewest requests that show a percentile with error `alpha` when `over` are over the limit."""
     share = 1 - percent / 100
-    n = over + 1
-    while bdtr(over, n, share) > alpha:
-        n += max(1, n // 1000)
-    return n
+    too_few, enough = over, 2 * over + 1
+    while bdtr(over, enough, share) > alpha:
+        too_few, enough = enough, 2 * enough
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if bdtr(over, middle, share) > alpha:
+            too_few = middle
+        else:
+            enough = middle
+    return enough

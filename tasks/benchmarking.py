@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ from tasks.engines.kept_rate import Endpoint, Found, KeptRateSearch, Step
 from tasks.engines.load_prompts import Prompts
 from tasks.engines.vllm_bench import VllmBench
 from tasks.progress import LOG
+
+FIRST_PROMPT = "first_prompt"
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,28 @@ def bench_url(
             short_name(load),
             endpoint,
             generator,
-            supply(profile, prompts),
+            supply(profile, prompts, first_prompt(folder)),
             folder,
             say=LOG.info,
         )
         return Benchmark(search.run(), profile, folder)
 
 
-def supply(profile: LoadProfile, prompts: Path | None) -> Prompts:
+def first_prompt(folder: Path) -> int:
+    """Where this search's synthetic prompts begin.
+
+    Drawn at random once for each folder: the endpoint may still have cached those of a search
+    before, with the same profile.
+    """
+    file = folder / FIRST_PROMPT
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        partial.write_text(str(secrets.randbits(32) << 24), encoding="utf-8")
+        partial.replace(file)
+    return int(file.read_text(encoding="utf-8"))
+
+
+def supply(profile: LoadProfile, prompts: Path | None, first: int = 0) -> Prompts:
     """The prompts to send: a file's, or the profile's synthetic ones."""
     if prompts is not None:
         return load_prompts.from_file(prompts)
@@ -93,7 +110,7 @@ def supply(profile: LoadProfile, prompts: Path | None) -> Prompts:
             "--prompts", "none are named, and the profile has no `synthetic` ones",
             "name a JSONL file with `id` and `prompt` or `messages`",
         )  # fmt: skip
-    return load_prompts.synthetic(profile.synthetic, profile.seed)
+    return load_prompts.synthetic(profile.synthetic, profile.seed, first)
 
 
 def endpoint_base(url: str) -> str:

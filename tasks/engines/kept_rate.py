@@ -87,21 +87,26 @@ class KeptRateSearch:
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self.harness = "vllm bench serve"
+        self.start: float | None = None
         self.started = time.monotonic()
         self.spent_before = 0.0
 
     def run(self) -> Found:
         """Search, write the evidence. Raises `InfrastructureError`, `UserError`."""
-        start = self._resume() or self._warm_up()
+        start = self.start = self._resume() or self._warm_up()
         plan = RatePlan(
             start, self.search.factor, self.search.tolerance, self.search.lowest,
             self.search.highest,
         )  # fmt: skip
-        while (rate := next_rate(plan, self._answers())) is not None:
-            if not self._in_time(rate):
+        sustained = False
+        while not sustained:
+            while (rate := next_rate(plan, self._answers())) is not None and self._in_time(rate):
+                self._measure(rate)
+            low = kept_rate(self._answers()).low
+            if low is None or not self._in_time(low):
                 break
-            self._measure(rate)
-        sustained = self._sustain(kept_rate(self._answers()))
+            # What is not kept a second time is a point like any other: the search goes on.
+            sustained = self._sustain(low)
         found = Found(
             verdict=self._verdict(kept_rate(self._answers()), sustained),
             rates=kept_rate(self._answers()),
@@ -115,7 +120,7 @@ class KeptRateSearch:
     # -- before the first step -----------------------------------------------------------------
 
     def _resume(self) -> float | None:
-        """The start of a search that was stopped, with its points; None for a new one."""
+        """The start of a search that was stopped, with its points; None where none is known."""
         identity = {
             "profile": digest_of(self.profile),
             "url": self.endpoint.url,
@@ -140,17 +145,20 @@ class KeptRateSearch:
         self.prompts.skip(state["taken"])
         self.spent_before = state["seconds"]
         self.harness = state["harness"]
-        return float(state["start"])
+        start = state["start"]
+        return None if start is None else float(start)
 
     def _warm_up(self) -> float:
         """Wake the server, and see about how much it does: the start of the ramp."""
         count = max(self.profile.warmup_requests, 8)
+        self._note_state(count)
         rows, _, duration = self._send(None, count)
         answered = sum(row["ok"] for row in rows)
         burst = answered / duration if duration > 0 else self.search.lowest
         start = self.search.start or burst / 2
         start = min(max(start, self.search.lowest), self.search.highest)
-        self._note_state(start)
+        self.start = start
+        self._note_state()
         self.say(f"warmed up: {burst:.3g} requests/s in a burst; starting at {start:.3g}")
         return start
 
@@ -162,7 +170,7 @@ class KeptRateSearch:
         duration = 0.0
         for count in requests_at(self.profile, rate):
             # Prompts count as used before they are sent: a kill in between must not repeat them.
-            self._note_state(None, count)
+            self._note_state(count)
             rows, counters, seconds = self._send(rate, count)
             batches.append(rows)
             grown.update(counters)
@@ -222,16 +230,12 @@ class KeptRateSearch:
         )
         return False
 
-    def _sustain(self, rates: KeptRate) -> bool:
+    def _sustain(self, rate: float) -> bool:
         """A second run at the rate that was kept, on fresh prompts."""
-        if rates.low is None:
-            return False
-        if not self._in_time(rates.low):
-            return False
-        step = self._measure(rates.low)
+        step = self._measure(rate)
         if step.result.answer != "kept":
             self.notes.append(
-                f"{rates.low:.4g} requests/s was kept once and {step.result.answer} the second "
+                f"{rate:.4g} requests/s was kept once and {step.result.answer} the second "
                 f"time ({step.result.cause})"
             )
         return step.result.answer == "kept"
@@ -253,7 +257,10 @@ class KeptRateSearch:
             void = self.steps and all(step.result.void for step in self.steps)
             return Verdict.ANOMALOUS if void else Verdict.INCONCLUSIVE
         if rates.low is None:
-            return Verdict.FAIL
+            # Below the lowest rate that was not kept, one may be undecided.
+            answers = self._answers()
+            lost = answers[min(answers)] == "not kept"
+            return Verdict.FAIL if lost else Verdict.INCONCLUSIVE
         narrow = rates.width is not None and rates.width <= self.search.tolerance * 1.01
         reached = rates.high is None and rates.low >= self.search.highest
         if not narrow and not reached:
@@ -267,18 +274,15 @@ class KeptRateSearch:
 
     # -- files ---------------------------------------------------------------------------------
 
-    def _note_state(self, start: float | None, coming: int = 0) -> None:
-        file = self.folder / STATE
-        if start is None:
-            start = float(json.loads(file.read_text(encoding="utf-8"))["start"])
+    def _note_state(self, coming: int = 0) -> None:
         state = {
             "identity": self._identity,
-            "start": start,
+            "start": self.start,
             "taken": self.prompts.taken + coming,
             "seconds": self._spent(),
             "harness": self.harness,
         }
-        _write_json(file, state)
+        _write_json(self.folder / STATE, state)
 
     def _store(self, step: Step) -> None:
         name = f"{len(self.steps):03d}.json"

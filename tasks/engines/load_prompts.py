@@ -53,14 +53,17 @@ def from_file(path: Path) -> Prompts:
     return Prompts(iter(rows), str(path), len(rows))
 
 
-def synthetic(shape: Synthetic, seed: int) -> Prompts:
-    """Endless prompts of exact lengths in words, after one prefix that all share."""
+def synthetic(shape: Synthetic, seed: int, first: int = 0) -> Prompts:
+    """Endless prompts of exact lengths in words, after one prefix that all share.
+
+    Numbered from `first`: two supplies of numbers that do not overlap have no prompt in common.
+    """
     prefix = _words(random.Random(seed), shape.prefix_words)
 
     def rows() -> Iterator[Row]:
-        number = 0
+        number = first
         while True:
-            # A seed of its own for each, so that prompt n is the same in every run.
+            # A seed of its own for each, so that a search that was stopped can leave some out.
             drawn = random.Random(f"{seed} {number}")
             own = [f"{number:x}", *_words(drawn, shape.input_words - 1)]
             # The number stands in every block, so no two prompts share one after the prefix.

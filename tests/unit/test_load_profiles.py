@@ -1,0 +1,114 @@
+"""What may stand in a load profile, and the words with which the rest is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from eval_suites.load import SlaClause
+from eval_suites.loader import load_profile, shipped
+from registry.errors import UserError
+from tests.unit.load_builders import profile
+
+CLAUSE = TypeAdapter(SlaClause)
+
+
+@pytest.mark.parametrize(
+    ("written", "metric", "percent", "limit_ms", "shown"),
+    [
+        ("e2el p99 2s", "e2el", 99, 2000, "e2el p99 2000ms"),
+        ("ttft p95 500ms", "ttft", 95, 500, "ttft p95 500ms"),
+        ("  TPOT  P99.9   0.05 s ", "tpot", 99.9, 50, "tpot p99.9 50ms"),
+        ("itl p50 12.5ms", "itl", 50, 12.5, "itl p50 12.5ms"),
+    ],
+)
+def test_clauses_are_read_and_shown(
+    written: str, metric: str, percent: float, limit_ms: float, shown: str
+) -> None:
+    clause = CLAUSE.validate_python(written)
+    assert (clause.metric, clause.percent, clause.limit_ms) == (metric, percent, limit_ms)
+    assert str(clause) == shown
+    assert CLAUSE.validate_python(shown) == clause
+    parts = {"metric": metric, "percent": percent, "limit_ms": limit_ms}
+    assert CLAUSE.validate_python(parts) == clause
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "e2el", "e2el p99", "e2el p99 2", "e2el p99 2m", "latency p99 2s", "e2el 99 2s",
+     "e2el p99 -2s", "e2el p99 < 2s", "e2el p99 2s 3s", "e2elp99 2s"],
+)  # fmt: skip
+def test_other_words_are_refused(written: str) -> None:
+    with pytest.raises(ValidationError, match="is not METRIC PERCENTILE LIMIT"):
+        CLAUSE.validate_python(written)
+
+
+@pytest.mark.parametrize("written", ["e2el p0 2s", "e2el p100 2s", "e2el p120 2s", "e2el p99 0s"])
+def test_impossible_percentiles_and_limits_are_refused(written: str) -> None:
+    with pytest.raises(ValidationError, match=r"percent|limit_ms"):
+        CLAUSE.validate_python(written)
+
+
+def test_rates_or_a_search() -> None:
+    fixed = profile(search=None, rates=[1, 2.5], sla=[])
+    assert fixed.rates == [1, 2.5]
+    assert profile().search is not None
+    for changes in ({"rates": [1.0]}, {"search": None}):
+        with pytest.raises(ValidationError, match="either `rates` or a `search`"):
+            profile(**changes)
+    with pytest.raises(ValidationError, match="a search needs an `sla`"):
+        profile(sla=[])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"search": None, "rates": [2, 1]}, "rates must rise"),
+        ({"search": None, "rates": [1, 1]}, "rates must rise"),
+        ({"search": None, "rates": [0, 1]}, "above 0"),
+        ({"search": None, "rates": [20_000]}, "at most 10000"),
+        ({"cache_band": [0.5, 0.2]}, "the lower one first"),
+        ({"cache_band": [0.5, 1.2]}, "two shares"),
+        ({"cache_band": [-0.1, 0.2]}, "two shares"),
+        ({"looks": 0}, "looks"),
+        ({"looks": 6}, "looks"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"confidence": 0.5}, "confidence"),
+        ({"request_timeout": 0}, "request_timeout"),
+        ({"burstiness": 0}, "burstiness"),
+        ({"seconds_per_rate": float("inf")}, "seconds_per_rate"),
+        ({"synthetic": {"input_words": 0}}, "input_words"),
+        ({"search": {}}, "minutes"),
+        ({"search": {"minutes": 1, "factor": 1.0}}, "factor"),
+        ({"search": {"minutes": 1, "tolerance": 0.0}}, "tolerance"),
+        ({"search": {"minutes": 1, "start": 0}}, "start"),
+        ({"seconds": 10}, "seconds"),
+    ],
+)
+def test_faults_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        profile(**changes)
+
+
+def test_the_shipped_profiles_are_valid() -> None:
+    names = shipped("load")
+    assert "mock_smoke" in names
+    for name in names:
+        load_profile(name)
+
+
+def test_the_profile_for_endpoints_without_a_tokenizer() -> None:
+    smoke = load_profile("mock_smoke")
+    assert smoke.smoke
+    assert [str(clause) for clause in smoke.sla] == ["e2el p99 2000ms"]
+    assert smoke.search is not None
+    assert smoke.search.minutes == 10
+    assert smoke.search.tolerance <= 0.25
+    assert smoke.synthetic is not None
+
+
+def test_a_fault_in_a_file_names_the_file() -> None:
+    with pytest.raises(UserError, match="is not METRIC PERCENTILE LIMIT"):
+        load_profile("mock_smoke", {"sla": ["e2el p99 two seconds"]})
