@@ -26,6 +26,9 @@ from tasks.progress import LOG
 
 FIRST_PROMPT = "first_prompt"
 
+PROBES = 5
+"""Tries of the first question: an endpoint that refuses some requests is to be measured too."""
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -135,10 +138,15 @@ def probe(base: str, model: str, api_key: str) -> bool:
         "stream_options": {"include_usage": True},
     }
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        reply = httpx.post(f"{base}/v1/chat/completions", json=body, headers=headers, timeout=120)
-    except httpx.HTTPError as error:
-        raise InfrastructureError(f"{base} does not answer: {error!r}") from None
+    for _ in range(PROBES):
+        try:
+            reply = httpx.post(
+                f"{base}/v1/chat/completions", json=body, headers=headers, timeout=120
+            )
+        except httpx.HTTPError as error:
+            raise InfrastructureError(f"{base} does not answer: {error!r}") from None
+        if reply.status_code < 500:
+            break
     if reply.status_code in (401, 403, 404, 422) or reply.status_code == 400:
         raise UserError.at(
             f"--url {base} --model {model}",
@@ -146,7 +154,6 @@ def probe(base: str, model: str, api_key: str) -> bool:
             "correct the URL, the model's name or PILOTAGE_TEACHER_API_KEY",
         )
     if reply.status_code != 200:
-        # An endpoint that refuses some requests is what a benchmark is for.
         LOG.warning("%s answered the first question with %d", base, reply.status_code)
         return True
     return any(isinstance(chunk, dict) and chunk.get("usage") for chunk in _chunks(reply.text))

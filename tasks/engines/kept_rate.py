@@ -211,9 +211,7 @@ class KeptRateSearch:
         self.harness = f"vllm bench serve {done['vllm']}"
         (point,) = done["points"]
         raw = json.loads((raw_dir / point["raw"]).read_text(encoding="utf-8"))
-        found = request_rows(
-            rate or 0.0, [row["id"] for row in rows], raw, self.profile.sampling.max_tokens
-        )
+        found = request_rows(rate or 0.0, [row["id"] for row in rows], raw, max_tokens=None)
         found.sort(key=lambda row: row["start_s"])
         before, after = point["before"], point["after"]
         return found, {name: after[name] - before.get(name, 0.0) for name in after}, raw["duration"]

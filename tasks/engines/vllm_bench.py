@@ -237,13 +237,14 @@ def share_out(path: Path, warmup: int, counts: Sequence[int]) -> tuple[list[Row]
 
 
 def request_rows(
-    rate: float, ids: Sequence[str], raw: Mapping[str, Any], max_tokens: int
+    rate: float, ids: Sequence[str], raw: Mapping[str, Any], max_tokens: int | None
 ) -> list[Row]:
     """One row of `REQUEST_COLUMNS` per request asked, from vLLM's detailed result of a point.
 
     vLLM's times are in seconds, in the order of the prompts. TPOT is (E2EL - TTFT) / (output
     tokens - 1), as vLLM has it; null for one-token answers. Raises `InfrastructureError` when
-    the result does not hold what was asked.
+    the result does not hold what was asked. `max_tokens` None: an endpoint that is not ours
+    counts its tokens as it likes.
     """
     lists = ("start_times", "errors", "input_lens", "output_lens", "ttfts", "itls", "latencies")
     odd = {name: len(raw[name]) for name in lists if len(raw[name]) != len(ids)}
@@ -271,7 +272,8 @@ def request_rows(
             continue
         ttft, e2el = raw["ttfts"][index], raw["latencies"][index]
         tokens = raw["output_lens"][index]
-        if not (0 < tokens <= max_tokens and raw["input_lens"][index] > 0 and 0 < ttft <= e2el):
+        counted = max_tokens is None or (tokens <= max_tokens and raw["input_lens"][index] > 0)
+        if not (counted and tokens > 0 and 0 < ttft <= e2el):
             raise InfrastructureError(
                 f"request {identity}: {raw['input_lens'][index]} prompt tokens, {tokens} of at "
                 f"most {max_tokens} output tokens, TTFT {ttft} s, E2EL {e2el} s cannot be right"
