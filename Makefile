@@ -3,7 +3,7 @@
 #
 #   make demo      environments, demo models and data, one whole release
 #   make test      environments and every test, real engines included
-#   make simulate  the gates on simulated releases, about 20 minutes (docs/simulation.md)
+#   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
 #
 # PYTHON=...               another Python 3.11
