@@ -294,7 +294,7 @@ def _gate_row(gate: GateResult) -> list[str]:
         reference += f" ({gate.reference_name})"
     return [
         gate.name, _metric(gate), gate.kind, gate.tier, number(gate.candidate), reference,
-        number(gate.ratio), number(gate.estimate), number(gate.bound), number(gate.margin),
+        number(gate.ratio), number(gate.estimate), number(gate.bound), number(_limit(gate)),
         number(gate.n), number(gate.mde), number(gate.needed), _result(gate),
     ]  # fmt: skip
 
@@ -379,7 +379,7 @@ def text(outcome: GateOutcome) -> str:
         for gate in candidate.gates:
             where = f"\n  {_line(gate.slice)}" if gate.slice else ""
             words = [f"{_line(gate.name)}\n  {_line(gate.metric)}{where}", _result(gate)]
-            figures = (gate.estimate, gate.bound, gate.margin, gate.n, gate.mde, gate.needed)
+            figures = (gate.estimate, gate.bound, _limit(gate), gate.n, gate.mde, gate.needed)
             # `Text`, because rich would take a name such as `[red]` for a colour.
             table.add_row(*map(Text, [*words, *map(number, figures)]))
         if candidate.gates:
@@ -483,12 +483,19 @@ def _standing(outcome: GateOutcome) -> str:
 
 
 def _origin(candidate: CandidateVerdict) -> str:
-    parts = [f"evidence {candidate.folder}", f"settings: {candidate.settings}"]
+    # A release keeps its evidence in the store, under digests.
+    parts = [f"evidence {candidate.folder}"] if candidate.folder else []
+    parts.append(f"settings: {candidate.settings}")
     if candidate.bundle:
         parts.append(f"bundle {candidate.bundle[:12]}")
     if candidate.level_share != 1:
         parts.append(f"share of the level {number(candidate.level_share)}")
     return ", ".join(parts)
+
+
+def _limit(gate: GateResult) -> float:
+    """What the bound must clear: a loss of 0.05 that is allowed is -0.05 on its scale."""
+    return gate.margin if gate.limit is None else gate.limit
 
 
 def _metric(gate: GateResult) -> str:
