@@ -496,9 +496,9 @@ def test_all_zeros_pass_no_floor_and_have_no_ratio(grouped):
 
 
 def test_heavy_ties_do_not_make_certainty():
-    """Nineteen in twenty alike: 5 of 300 lost all and 4 gained; Clopper-Pearson of 5 decides."""
+    """All alike but 5 of 300 that lost all: too few to resample; Clopper-Pearson of 5 decides."""
     candidate, reference = np.full(300, 0.5), np.full(300, 0.5)
-    candidate[:5], candidate[5:9] = 0.0, 0.6
+    candidate[:5], candidate[5], reference[5] = 0.0, 0.6, 0.6
     result = hostile(candidate, reference)
     # The largest loss that these scores allow is 0.6.
     assert result.bound == pytest.approx(-0.6 * beta.ppf(0.95, 6, 295), rel=1e-6)
