@@ -365,7 +365,8 @@ class Bootstrap:
     def _distance(self, limit: float) -> float:
         """How far the observed contrast lies above its limit."""
         if self.scale == "ratio":
-            return self.scores.candidate - limit * self.scores.reference
+            # Not `candidate - limit * reference`, which is not 0 at the value itself in floats.
+            return (self.value - limit) * self.scores.reference
         return self.value - limit
 
     def _statistics(self, limit: float, side: int) -> Array:
