@@ -52,10 +52,9 @@ class Judging:
     """What all gates of a release are judged with."""
 
     policy: Policy
-    references: Mapping[str, CandidateEvidence] = field(default_factory=dict)
-    repeated: tuple[CandidateEvidence, CandidateEvidence] | None = None
-    candidates: int = 1
-    today: date = field(default_factory=lambda: datetime.now(UTC).date())
+    references: Mapping[str, CandidateEvidence]
+    repeated: tuple[CandidateEvidence, CandidateEvidence] | None
+    today: date
 
     def waiver(self, gate: str) -> Waived | None:
         """The waiver of a gate that still stands today."""
@@ -119,16 +118,10 @@ def judge_all(
     `planned` is the number of candidates of the release where only some are judged here.
     Never raises for what the evidence holds: every defect is a result with its reason.
     """
-    judging = Judging(
-        policy,
-        references,
-        repeated,
-        max(planned, len(candidates)),
-        *([today] if today is not None else []),
-    )
+    judging = Judging(policy, references, repeated, today or datetime.now(UTC).date())
     cases = {name: _cases(judging, evidence) for name, evidence in candidates.items()}
     relative = [_relative_p(of_one) for of_one in cases.values()]
-    absent = [math.inf] * (judging.candidates - len(relative))
+    absent = [math.inf] * (planned - len(relative))
     shares = holm_shares([*relative, *absent])
     return {
         name: [_result(case, share) for case in of_one]
@@ -161,18 +154,13 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
     except Unusable as unusable:
         return _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
     reference = judging.references.get(rule.reference or "")
+    never = _held_suite(judging.policy, rule, candidate, reference)
     try:
         if is_percentile(rule):
-            found = _Case(
-                rule,
-                waived,
-                latency_questions(rule, candidate),
-                never=_held_suite(judging.policy, rule, candidate, reference),
-            )
+            found = _Case(rule, waived, latency_questions(rule, candidate))
         elif rule.on_latency or rule.kind in ("ratio", "implausible"):
             point = point_of(rule, candidate, reference)
-            held = _held_suite(judging.policy, rule, candidate, reference)
-            found = _Case(rule, waived, settled=_pointed(rule, waived, point, held))
+            found = _Case(rule, waived, settled=_pointed(rule, waived, point, never))
         else:
             found = _asked(judging, rule, candidate, reference, waived)
     except Unusable as unusable:
@@ -180,7 +168,7 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
     except OverEveryLimit as over:
         found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.FAIL, str(over)))
     # Accuracy may come from a reference engine; what cannot be served is not promoted.
-    return replace(found, refusal=refusal)
+    return replace(found, never=never, refusal=refusal)
 
 
 def _asked(
@@ -200,7 +188,6 @@ def _asked(
         waived,
         questions,
         share_of_look=_share_of_look(policy, n),
-        never=_held_suite(policy, rule, candidate, reference),
         held=_held(rule, questions),
         scored=n,
         later_looks=[look.items for look in policy.looks if look.items > n]

@@ -23,14 +23,8 @@ class OverEveryLimit(Exception):
     """Requests failed, and a failed request counts as slower than any limit."""
 
 
-def latency_of(
-    rule: GateRule, evidence: CandidateEvidence, who: str, *, decide: bool = True
-) -> tuple[float, int]:
-    """Value and number of requests of the rule's metric at its rate.
-
-    Raises `Unusable`, or, to `decide`, `OverEveryLimit` when failed requests do.
-    """
-    metric = rule.metric.removeprefix("latency.")
+def point_at_rate(rule: GateRule, evidence: CandidateEvidence, who: str) -> LoadPoint:
+    """The one load point at the rule's rate, its accounts in order. Raises `Unusable`."""
     found: LatencyEvidence = present("latency", evidence, who)
     points = [p for p in found.points if rule.rate is not None and math.isclose(p.rate, rule.rate)]
     if not points:
@@ -48,14 +42,22 @@ def latency_of(
         )
     if point.total == 0:
         raise Unusable(f"no request was sent to the {who} at {point.rate:g} requests/s")
+    return point
+
+
+def latency_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[float, int]:
+    """Value and number of requests of the rule's metric at its rate.
+
+    Raises `Unusable`, or `OverEveryLimit` when failed requests decide.
+    """
+    metric = rule.metric.removeprefix("latency.")
+    point = point_at_rate(rule, evidence, who)
     failures = f"{point.failed} of {point.total} requests failed at {point.rate:g} requests/s"
     name, percent = _percentile_of(metric)
     if percent is None:
         if point.ok == 0:
             raise OverEveryLimit(f"{failures}: nothing was answered")
         return number(_plain(point, metric), f"{who}'s {metric}"), point.total
-    if not decide:
-        return math.nan, point.total
     # Whatever number stands there, this percentile lies among the failed requests.
     if math.ceil(percent / 100 * point.total) > point.ok:
         raise OverEveryLimit(f"{failures}: the {metric} is over every limit")
@@ -72,7 +74,7 @@ def times_of(rule: GateRule, evidence: CandidateEvidence, who: str) -> tuple[Arr
     """
     name, percent = _percentile_of(rule.metric.removeprefix("latency."))
     assert percent is not None, rule.metric
-    _, total = latency_of(rule, evidence, who, decide=False)
+    total = point_at_rate(rule, evidence, who).total
     if evidence.requests is None:
         raise Unusable(f"there are no rows per request of the {who}, so a percentile has no bound")
     import pyarrow.parquet as pq

@@ -147,7 +147,7 @@ def probe(base: str, model: str, api_key: str) -> bool:
             raise InfrastructureError(f"{base} does not answer: {error!r}") from None
         if reply.status_code < 500:
             break
-    if reply.status_code in (401, 403, 404, 422) or reply.status_code == 400:
+    if reply.status_code in (400, 401, 403, 404, 422):
         raise UserError.at(
             f"--url {base} --model {model}",
             f"the endpoint answers {reply.status_code}: {reply.text[:200]}",

@@ -107,9 +107,10 @@ class KeptRateSearch:
                 break
             # What is not kept a second time is a point like any other: the search goes on.
             sustained = self._sustain(low)
+        rates = kept_rate(self._answers())
         found = Found(
-            verdict=self._verdict(kept_rate(self._answers()), sustained),
-            rates=kept_rate(self._answers()),
+            verdict=self._verdict(rates, sustained),
+            rates=rates,
             steps=self.steps,
             notes=self.notes,
             requests=self.prompts.taken,
@@ -139,7 +140,7 @@ class KeptRateSearch:
         self._identity = identity
         for file in sorted((self.folder / POINTS).glob("*.json")):
             stored = json.loads(file.read_text(encoding="utf-8"))
-            self.steps.append(_restored(self.profile, stored))
+            self.steps.append(_restored(stored))
             self.say(f"{self.steps[-1].result.rate:.4g} requests/s: from before the stop")
         # What was sent in the step that was cut off is not known: its prompts are left out too.
         self.prompts.skip(state["taken"])
@@ -179,7 +180,7 @@ class KeptRateSearch:
             if result.void or result.answer != "undecided":
                 break
         rows = [row for batch in batches for row in batch]
-        point = _point(self.profile, result, rows, duration, grown)
+        point = _point(result, rows, duration, grown)
         step = Step(result, point, rows)
         self.steps.append(step)
         self._store(step)
@@ -325,11 +326,7 @@ class KeptRateSearch:
 
 
 def _point(
-    profile: LoadProfile,
-    result: StepResult,
-    rows: list[Row],
-    duration: float,
-    grown: Mapping[str, float],
+    result: StepResult, rows: list[Row], duration: float, grown: Mapping[str, float]
 ) -> LoadPoint:
     """The step's summary: percentiles over all its requests, bounds over the steady ones."""
     plain = load_point(result.rate, rows, duration, {}, grown)
@@ -346,7 +343,7 @@ def _point(
     )
 
 
-def _restored(profile: LoadProfile, stored: Mapping[str, Any]) -> Step:
+def _restored(stored: Mapping[str, Any]) -> Step:
     point = LoadPoint.model_validate(stored["point"])
     result = StepResult(
         rate=stored["rate"],

@@ -194,7 +194,7 @@ def step(answer: str, void: bool = False, sla: str = "e2el p99 2s", **changes: A
     result = StepResult(
         rate=10.0, answer=answer, void=void, n=3, hit_rate=0.01, clauses=clauses, **changes  # type: ignore[arg-type]
     )  # fmt: skip
-    return Step(result, _point(written, result, evenly(10, [100.0, 110.0, None]), 1.0, {}))
+    return Step(result, _point(result, evenly(10, [100.0, 110.0, None]), 1.0, {}))
 
 
 def finished(*steps: Step, rates: KeptRate, verdict: Verdict = Verdict.PASS) -> Benchmark:
