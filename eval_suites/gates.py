@@ -20,7 +20,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from eval_suites.comparable import present
-from eval_suites.load_points import OverEveryLimit, is_percentile
+from eval_suites.load_points import OverEveryLimit, VoidStep, is_percentile
 from eval_suites.percentile_gates import judged_percentile
 from eval_suites.percentiles import Percentile
 from eval_suites.point_gates import Point, point_of
@@ -165,6 +165,8 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
             found = _asked(judging, rule, candidate, reference, waived)
     except Unusable as unusable:
         found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
+    except VoidStep as void:
+        found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.ANOMALOUS, str(void)))
     except OverEveryLimit as over:
         found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.FAIL, str(over)))
     # Accuracy may come from a reference engine; what cannot be served is not promoted.

@@ -23,8 +23,15 @@ class OverEveryLimit(Exception):
     """Requests failed, and a failed request counts as slower than any limit."""
 
 
+class VoidStep(Exception):
+    """The step at the rule's rate did not measure what it should; the text is why."""
+
+
 def point_at_rate(rule: GateRule, evidence: CandidateEvidence, who: str) -> LoadPoint:
-    """The one load point at the rule's rate, its accounts in order. Raises `Unusable`."""
+    """The one load point at the rule's rate, its accounts in order.
+
+    Raises `Unusable`, `VoidStep`.
+    """
     found: LatencyEvidence = present("latency", evidence, who)
     points = [p for p in found.points if rule.rate is not None and math.isclose(p.rate, rule.rate)]
     if not points:
@@ -42,6 +49,8 @@ def point_at_rate(rule: GateRule, evidence: CandidateEvidence, who: str) -> Load
         )
     if point.total == 0:
         raise Unusable(f"no request was sent to the {who} at {point.rate:g} requests/s")
+    if point.answer == "void":
+        raise VoidStep(f"the step at {point.rate:g} requests/s is void: {point.cause}")
     return point
 
 

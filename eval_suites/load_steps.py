@@ -6,24 +6,47 @@ was in a steady state, then the percentiles with their bounds. Pure: rows in, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from eval_suites.load import LoadProfile, SlaClause
 from eval_suites.percentiles import Percentile, requests_for
 from eval_suites.rate_search import Answer
-from eval_suites.steady_state import START_SHARE, Array, in_flight, trend
+from eval_suites.steady_state import START_SHARE, Array, Trend, in_flight, trend
 
 Row = Mapping[str, Any]
 
 SLOWEST_SENDING = 0.9
 """Below this share of the asked rate the generator, not the server, is what was measured."""
 
+LARGEST_LAG = 0.1
+"""A generator's clock that ticks later than this share of the tightest limit measures itself."""
+
+UNEXPECTED_HITS = 0.05
+"""More cache hits than the prompts' own blocks explain, by this share: something was cached."""
+
 FIRST_LOOK = 0.4
 """Share of the requests at the first of several looks: enough to see that a rate is far off."""
+
+SPARE = 1.2
+"""A step has so many times the requests that would do with none over: a tenth is cropped."""
+
+
+@dataclass(frozen=True)
+class Around:
+    """What was seen beside the requests: growth of the engine's counters, and the generator.
+
+    `expected_hits` is the share of the prompts' blocks that earlier prompts had, `client_lag_ms`
+    the P99 of how late the generator's own clock ticked. None: not known.
+    """
+
+    counters: Mapping[str, float] = field(default_factory=dict)
+    expected_hits: float | None = None
+    client_lag_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,29 +62,34 @@ class ClauseResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one rate showed. `void`: the step did not measure what it should."""
+    """What one rate showed. `void`: why the step did not measure what it should."""
 
     rate: float
     answer: Answer
     cause: str = ""
-    void: bool = False
+    void: Literal["", "cache", "generator"] = ""
     n: int = 0
     failed: int = 0
+    truncated: int = 0
     cropped: int = 0
     steady: bool = True
+    steady_window_s: tuple[float, float] | None = None
     hit_rate: float | None = None
     achieved_rate: float | None = None
     clauses: tuple[ClauseResult, ...] = field(default_factory=tuple)
 
 
-def requests_at(profile: LoadProfile, rate: float) -> list[int]:
+def requests_at(profile: LoadProfile, rate: float, longer: float = 1.0) -> list[int]:
     """Requests of each planned look at a rate; together enough to show every clause of the SLA.
 
-    With none over, half as many again would do: some requests are cropped, some will be over.
+    `longer` multiplies the sending time, never the least number.
     """
     alpha = (1 - profile.confidence) / profile.looks
-    least = max(requests_for(clause.percent, alpha) for clause in profile.sla)
-    total = max(round(1.5 * least), round(rate * profile.seconds_per_rate))
+    least = max(
+        requests_for(clause.percent, alpha) / profile.share_of(clause.scenario)
+        for clause in profile.sla
+    )
+    total = max(math.ceil(SPARE * least), round(rate * longer * profile.seconds_per_rate))
     if profile.looks == 1:
         return [total]
     first = round(FIRST_LOOK * total)
@@ -73,67 +101,150 @@ def judge_step(
     profile: LoadProfile,
     rate: float,
     batches: Sequence[Sequence[Row]],
-    counters: Mapping[str, float],
+    around: Around,
+    looks: int | None = None,
 ) -> StepResult:
-    """The answer after the looks so far.
+    """The answer after the looks so far, of `looks` planned ones (None: the profile's).
 
     `batches` are rows of `registry.evidence.REQUEST_COLUMNS`, one list per look, each in the
-    order of sending; `counters` what the engine's counters grew by. A look's share of the error
-    is the same for all looks.
+    order of sending. A look's share of the error is the same for all looks. Without an SLA the
+    answer is `undecided`, and only what voids the step is found.
     """
+    looks = looks or profile.looks
     rows = [row for batch in batches for row in batch]
-    failed = sum(not row["ok"] for row in rows)
-    hit_rate = _hit_rate(counters)
+    hit_rate = _hit_rate(around.counters)
     achieved = min((rate_sent(batch) for batch in batches if len(batch) > 1), default=None)
     known: dict[str, Any] = {
         "rate": rate,
         "n": len(rows),
-        "failed": failed,
+        "failed": sum(not row["ok"] for row in rows),
+        "truncated": sum(is_truncated(profile, row) for row in rows),
         "hit_rate": hit_rate,
         "achieved_rate": achieved,
     }
-    low, high = profile.cache_band
-    if hit_rate is not None and not low <= hit_rate <= high:
-        likely = (
-            "prompts repeat what was asked before" if hit_rate > high else "no prefix is shared"
-        )
-        cause = f"prefix-cache hit rate {hit_rate:.2f} outside {low:g} to {high:g}: {likely}"
-        return StepResult(answer="undecided", cause=cause, void=True, **known)
-    if achieved is not None and achieved < SLOWEST_SENDING * rate:
-        cause = f"the generator sent {achieved:.3g} of {rate:.3g} requests/s"
-        return StepResult(answer="undecided", cause=cause, void=True, **known)
+    void, cause = _void(profile, rate, achieved, hit_rate, around)
+    if void:
+        return StepResult(answer="undecided", cause=cause, void=void, **known)
     crops = [crop_of(batch) for batch in batches]
     # A queue near its capacity wanders: one batch in ten drifts at nine tenths of it. One that
     # drifts in every batch does not wander.
     drifts = [drift_of(batch) for batch in batches]
     unsteady = drifts[-1] if all(drifts) else ""
-    kept_rows = [row for batch, crop in zip(batches, crops, strict=True) for row in batch[crop:]]
-    alpha = (1 - profile.confidence) / profile.looks
-    clauses = tuple(_clause(clause, kept_rows, alpha) for clause in profile.sla)
-    known |= {"cropped": sum(crops), "steady": not unsteady, "clauses": clauses}
+    preempted = around.counters.get("vllm:num_preemptions_total", 0.0)
+    if unsteady and preempted:
+        unsteady += f", the KV cache was full: {preempted:.0f} preemptions"
+    judged = [
+        row
+        for batch, crop in zip(batches, crops, strict=True)
+        # What failed in the start has failed all the same.
+        for index, row in enumerate(batch)
+        if index >= crop or not row["ok"]
+    ]
+    alpha = (1 - profile.confidence) / looks
+    clauses = tuple(_clause(profile, clause, judged, alpha) for clause in profile.sla)
+    known |= {
+        "cropped": len(rows) - len(judged),
+        "steady": not unsteady,
+        "steady_window_s": _window(batches, crops),
+        "clauses": clauses,
+    }
     lost = [one for one in clauses if one.answer == "not kept"]
     if lost:
         cause = "; ".join(
             filter(None, [*(f"{one.clause}: {one.over} over" for one in lost), unsteady])
         )
         return StepResult(answer="not kept", cause=cause, **known)
-    if unsteady and len(batches) == profile.looks:
+    if unsteady and len(batches) >= looks:
         return StepResult(answer="not kept", cause=f"no steady state: {unsteady}", **known)
     if unsteady:
         return StepResult(answer="undecided", cause=f"perhaps no steady state: {unsteady}", **known)
     open_ones = [one for one in clauses if one.answer == "undecided"]
     if open_ones:
-        cause = "; ".join(f"{one.clause}: {one.over} of {len(kept_rows)} over" for one in open_ones)
+        cause = "; ".join(f"{one.clause}: {one.over} of {len(judged)} over" for one in open_ones)
         return StepResult(answer="undecided", cause=cause, **known)
-    return StepResult(answer="kept", **known)
+    return StepResult(answer="kept" if clauses else "undecided", **known)
 
 
-def times_of(rows: Sequence[Row], metric: str) -> Array:
-    """Times in ms in order of sending; failed requests are infinite, one-token TPOTs left out."""
+def _void(
+    profile: LoadProfile,
+    rate: float,
+    achieved: float | None,
+    hit_rate: float | None,
+    around: Around,
+) -> tuple[Literal["", "cache", "generator"], str]:
+    """Whether something else was measured than the server under this load, and why."""
+    low, high = profile.cache_band
+    expected = around.expected_hits
+    if hit_rate is not None and not low <= hit_rate <= high:
+        likely = "no prefix is shared"
+        if hit_rate > high:
+            likely = "prompts repeat what was asked before"
+            if expected is not None and expected > high:
+                likely = f"{expected:.0%} of the prompts' blocks stand in earlier ones"
+        return (
+            "cache",
+            f"prefix-cache hit rate {hit_rate:.2f} outside {low:g} to {high:g}: {likely}",
+        )
+    if hit_rate is not None and expected is not None and hit_rate > expected + UNEXPECTED_HITS:
+        return "cache", (
+            f"prefix-cache hit rate {hit_rate:.2f}, and the prompts of this measurement explain "
+            f"{expected:.2f}: they were asked before"
+        )
+    if achieved is not None and achieved < SLOWEST_SENDING * rate:
+        return "generator", f"the generator sent {achieved:.3g} of {rate:.3g} requests/s"
+    tightest = min((clause.limit_ms for clause in profile.sla), default=math.inf)
+    lag = around.client_lag_ms
+    if lag is not None and lag > LARGEST_LAG * tightest:
+        return "generator", (
+            f"the generator's own clock was {lag:.0f} ms late (P99), over {LARGEST_LAG:.0%} of "
+            f"the tightest limit"
+        )
+    return "", ""
+
+
+def _window(batches: Sequence[Sequence[Row]], crops: Sequence[int]) -> tuple[float, float] | None:
+    """From the first judged request's start to the last one's, in seconds of the step."""
+    starts = [
+        row["start_s"] for batch, crop in zip(batches, crops, strict=True) for row in batch[crop:]
+    ]
+    return (min(starts), max(starts)) if starts else None
+
+
+def is_truncated(profile: LoadProfile, row: Row) -> bool:
+    """Whether an answer reached `max_tokens`. What no length was asked of may be a whole answer."""
+    return bool(row["ok"] and row["output_tokens"] >= profile.sampling.max_tokens)
+
+
+def within_sla(profile: LoadProfile, row: Row) -> bool:
+    """Whether one request keeps every line of the SLA that is about it."""
+    if _is_over(profile, row):
+        return False
+    for clause in profile.sla:
+        value = row[f"{clause.metric}_ms"]
+        if clause.metric == "itl":
+            value = max(value, default=None)
+        if _about(clause, row) and value is not None and value > clause.limit_ms:
+            return False
+    return True
+
+
+def _is_over(profile: LoadProfile, row: Row) -> bool:
+    return not row["ok"] or (profile.truncated_is_over and is_truncated(profile, row))
+
+
+def _about(clause: SlaClause, row: Row) -> bool:
+    return clause.scenario is None or row.get("scenario") in (None, clause.scenario)
+
+
+def times_of(rows: Sequence[Row], metric: str, profile: LoadProfile | None = None) -> Array:
+    """Times in ms in order of sending; failed requests are infinite, one-token TPOTs left out.
+
+    With a profile, so are the answers that it calls truncated.
+    """
     column = f"{metric}_ms"
     found = []
     for row in rows:
-        if not row["ok"]:
+        if not row["ok"] or (profile is not None and _is_over(profile, row)):
             found.append(np.inf)
         elif metric == "itl":
             found.extend(row[column])
@@ -160,26 +271,33 @@ def drift_of(rows: Sequence[Row]) -> str:
     # A failed request has no end: it would count as in flight for ever.
     starts = [row["start_s"] for row in answered]
     ends = [row["start_s"] + row["e2el_ms"] / 1000 for row in answered]
-    for name, series in (
-        ("requests in flight", in_flight(starts, ends)),
-        ("TTFT", times_of(answered, "ttft")),
-        ("TPOT", times_of(answered, "tpot")),
-    ):
-        found = trend(series)
-        if found.drifts:
-            likely = _likely(name, found.change > 0)
-            return f"{likely} ({name} {found.change:+.0%} over the step)"
-    return ""
+    series = {
+        "requests in flight": in_flight(starts, ends),
+        "TTFT": times_of(answered, "ttft"),
+        "TPOT": times_of(answered, "tpot"),
+    }
+    drifting = {name: found for name, values in series.items() if (found := trend(values)).drifts}
+    if not drifting:
+        return ""
+    changes = ", ".join(f"{name} {found.change:+.0%}" for name, found in drifting.items())
+    return f"{_likely(drifting)} ({changes} over the step)"
 
 
-def _likely(series: str, rises: bool) -> str:
-    if not rises:
+def _likely(drifting: Mapping[str, Trend]) -> str:
+    if not any(found.change > 0 for found in drifting.values()):
         return "the start is not over"
-    return "the service slows" if series == "TPOT" else "the queue grows"
+    slower = "TPOT" in drifting and drifting["TPOT"].change > 0
+    if slower and len(drifting) > 1:
+        # A larger batch makes each token slower, and slower tokens make the batch larger.
+        return "requests pile up and each token takes longer"
+    return "the service slows" if slower else "the queue grows"
 
 
-def _clause(clause: SlaClause, rows: Sequence[Row], alpha: float) -> ClauseResult:
-    times = times_of(rows, clause.metric)
+def _clause(
+    profile: LoadProfile, clause: SlaClause, rows: Sequence[Row], alpha: float
+) -> ClauseResult:
+    mine = [row for row in rows if _about(clause, row)]
+    times = times_of(mine, clause.metric, profile)
     if not len(times):
         return ClauseResult(clause, "undecided", None, None, 0)
     percentile = Percentile(times, clause.percent)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_suites.comparable import check_alike, summary_of
-from eval_suites.load_points import latency_of, number
-from eval_suites.policy import GateRule
+from eval_suites.comparable import check_alike, present, summary_of
+from eval_suites.load_points import VoidStep, latency_of, number
+from eval_suites.policy import KEPT_RATE, GateRule
 from eval_suites.questions import checked_metric, metric_named
-from registry.evidence import Unusable
+from registry.evidence import LatencyEvidence, Unusable
 from registry.outcome import Verdict
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class Point:
 def point_of(
     rule: GateRule, candidate: CandidateEvidence, reference: CandidateEvidence | None
 ) -> Point:
-    """Raises `Unusable`, or `OverEveryLimit` where failed requests decide."""
+    """Raises `Unusable`, `VoidStep`, or `OverEveryLimit` where failed requests decide."""
+    if rule.metric == KEPT_RATE:
+        return _kept_rate(rule, candidate)
     if rule.on_latency:
         return _latency(rule, candidate)
     who = str(rule.reference)
@@ -62,6 +64,32 @@ def _latency(rule: GateRule, candidate: CandidateEvidence) -> Point:
         f"{rule.metric} at {rule.rate:g} requests/s is {own:.6g}, {least} {rule.margin:g} asked"
     )
     return Point(Verdict.PASS if within else Verdict.FAIL, reason, own, own, n)
+
+
+def _kept_rate(rule: GateRule, candidate: CandidateEvidence) -> Point:
+    found: LatencyEvidence = present("latency", candidate, "candidate")
+    if found.kept_rate is None:
+        raise Unusable("the latency evidence is of fixed rates, not of a search")
+    low, high = (number(one, "kept rate") if one is not None else None for one in found.kept_rate)
+    n = sum(point.total for point in found.points)
+    asked = f"at least {rule.margin:g} asked"
+    sla = ", ".join(found.sla)
+    if low is None and high is None:
+        why = "; ".join(found.notes) or "no step decided anything"
+        if found.points and all(point.answer == "void" for point in found.points):
+            raise VoidStep(f"every step of the search is void: {found.points[-1].cause}")
+        raise Unusable(f"the search decided about no rate: {why}")
+    kept = "no rate was kept" if low is None else f"kept at {low:.4g} requests/s"
+    lost = "not lost at any" if high is None else f"not kept at {high:.4g}"
+    reason = f"{sla}: {kept}, {lost}; {asked}"
+    value = low if low is not None else 0.0
+    if high is not None and high <= rule.margin:
+        return Point(Verdict.FAIL, reason, value, value, n)
+    if value < rule.margin:
+        return Point(Verdict.INCONCLUSIVE, f"{reason}, which lies between", value, value, n)
+    if not found.sustained:
+        return Point(Verdict.INCONCLUSIVE, f"{reason}; no longer run confirms it", value, value, n)
+    return Point(Verdict.PASS, reason, value, value, n)
 
 
 def _ratio(rule: GateRule, own: float, theirs: float) -> tuple[Verdict, str, float]:

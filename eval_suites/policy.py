@@ -38,6 +38,9 @@ Count = Annotated[int, BeforeValidator(_no_boolean)]
 ABSOLUTE = ("floor", "ceiling")
 DIFFERENCES = ("non_inferiority", "regression", "slice", "implausible")
 DEFAULT_RETENTION = 0.90
+KEPT_RATE = "latency.kept_rate"
+"""The largest request rate that keeps the load profile's SLA, from a search."""
+
 STRATA, CLUSTER = "segment", "conversation"
 """Columns that items are stratified and clustered by where they have them."""
 
@@ -59,7 +62,9 @@ class GateRule(Written):
     ================  ==========================================================================
 
     Latency metrics take only floor and ceiling. Percentiles of TTFT, TPOT and E2EL have a bound
-    from order statistics; other latency figures are judged as they are.
+    from order statistics; other latency figures are judged as they are. `latency.kept_rate` is a
+    search's interval: PASS when its lower end is at least `margin`, FAIL when its upper end is at
+    most that.
     """
 
     name: Name
@@ -152,7 +157,10 @@ class GateRule(Written):
             raise ValueError(f"{self.kind} is for metrics where higher is better")
         if self.kind in ("length", "ceiling") and self.direction == "higher":
             raise ValueError(f"{self.kind} is for metrics where lower is better")
-        if self.on_latency != (self.rate is not None):
+        if self.metric == KEPT_RATE:
+            if self.kind != "floor" or self.rate is not None:
+                raise ValueError(f"{KEPT_RATE} is a floor in requests/s, without a `rate`")
+        elif self.on_latency != (self.rate is not None):
             raise ValueError("`rate` belongs to latency metrics, and they need it")
         if self.on_latency and not absolute:
             raise ValueError(f"{self.kind} is not for latency metrics; use ceiling or floor")

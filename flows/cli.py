@@ -109,7 +109,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
 ) -> None:
     """Serve what an alias points to, with the arguments that were gated."""
-    from tasks.publishing import serve_command
+    from tasks.bundles import serve_command
 
     command, env = serve_command(reference, port)
     if print_only:
@@ -201,31 +201,53 @@ def power(
 
 @app.command()
 def bench(
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, with or without /v1.")],
-    model: Annotated[str, typer.Option(help="The model's name there.")],
-    load: Annotated[str, typer.Option(help="A load profile with a search, by name or path.")],
+    load: Annotated[str, typer.Option(help="A load profile with an SLA, by name or path.")],
+    url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible endpoint, with or without /v1.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --url the model's name there; alone a model folder to serve."),
+    ] = None,
+    bundle: Annotated[
+        str | None, typer.Option(help="MODEL@ALIAS, MODEL@VERSION or a digest: serve this bundle.")
+    ] = None,
+    serve_recipe: Annotated[
+        str | None, typer.Option("--serve", help="Serve recipe of a model folder.")
+    ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL with `id` and `prompt` or `messages`.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the model's tokenizer; without, words count.")
+        Path | None, typer.Option(help="Tokenizer folder of a URL's model; without, words count.")
     ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="A hardware file with a price per hour, for the costs.")
+    ] = None,
+    generator: Annotated[str, typer.Option(help="What sends the load: vllm or guidellm.")] = "vllm",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the evidence; a stopped search goes on in it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find the largest request rate at which an endpoint keeps its SLA."""
+    """Find the largest request rate at which an endpoint or a bundle keeps its SLA."""
     from flows.rendering import bench_text
-    from tasks.benchmarking import bench_url, document
+    from tasks.bench_targets import opened
+    from tasks.benchmarking import bench as measure
+    from tasks.benchmarking import document
     from tasks.progress import configure_logging
 
     configure_logging()
     own_children()
     key = settings().teacher_api_key.get_secret_value()
-    done = bench_url(url, model, load, api_key=key, prompts=prompts, tokenizer=tokenizer, out=out)
+    target, identity = opened(
+        url=url, model=model, bundle=bundle, serve=serve_recipe, tokenizer=tokenizer, api_key=key
+    )
+    done = measure(
+        target, identity, load, prompts=prompts, hardware=hardware, generator=generator, out=out
+    )
     _print(document(done) if as_json else bench_text(document(done)), as_json)
-    raise typer.Exit(done.found.verdict.exit_status)
+    raise typer.Exit(done.verdict.exit_status)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from registry.artifacts import ArtifactRef
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
 from tasks.accuracy import measure_accuracy
+from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
 from tasks.distillation import distill
 from tasks.engines.subprocesses import end_leftovers
@@ -112,6 +113,7 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     target = part_of(wanted.target, wanted.below)
     draft = part_of(wanted.draft) if wanted.draft else None
     bundle = bundle_of(wanted.name, target, draft, wanted.config)
+    remember(bundle)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
         if will_run(wanted.latency, recipes.policy.max_age_days) and not known_infeasible(
             wanted.serving

@@ -215,6 +215,11 @@ def bench_text(document: dict[str, Any]) -> str:
     kept = "no rate was kept" if low is None else f"kept at {low:.4g} requests/s"
     lost = "no rate was not kept" if high is None else f"not kept at {high:.4g}"
     lines = [drawn(table), f"{kept}; {lost}; {document['requests_total']} requests"]
+    costs = [point["cost"] for point in document["points"] if point["rate"] == low]
+    if costs and costs[0].get("per_request") is not None:
+        per_request, per_million = costs[0]["per_request"], costs[0]["per_million_output_tokens"]
+        lines.append(f"at that rate {per_request:.3g} per request, {per_million:.3g} per million "
+                     "output tokens")  # fmt: skip
     lines += [f"note: {note}" for note in document["notes"]]
     return "\n".join([*lines, f"evidence: {document['evidence']}"])
 

@@ -20,6 +20,7 @@ from registry.errors import UserError
 SUMMARY = "summary.json"
 ITEMS = "items.parquet"
 REQUESTS = "requests.parquet"
+TIMELINE = "timeline.parquet"
 PERCENTILES = (50, 90, 95, 99)
 
 ITEM_COLUMNS = (
@@ -53,8 +54,30 @@ REQUEST_COLUMNS = (
     "tpot_ms",
     "itl_ms",
     "e2el_ms",
+    "scenario",
 )
-"""Columns of `requests.parquet`; `itl_ms` is a list, times of failed requests are null."""
+"""Columns of `requests.parquet`; `itl_ms` is a list, times of failed requests are null.
+
+`scenario` is null where the load profile has one kind of traffic.
+"""
+
+TIMELINE_COLUMNS = (
+    "step",
+    "rate",
+    "at_s",
+    "running",
+    "waiting",
+    "kv_cache_usage",
+    "preemptions",
+    "memory_bytes",
+    "gpu_memory_bytes",
+)
+"""Columns of `timeline.parquet`, the engine's gauges during every step.
+
+`step` counts from 1 as the load points do, `at_s` from the step's first request; `kv_cache_usage`
+is a share of 1, `preemptions` counts since the step began. Null: not shown by this engine or
+machine.
+"""
 
 
 class Recorded(BaseModel):
@@ -123,6 +146,35 @@ class LoadPoint(Recorded):
         default_factory=dict,
         description="Upper confidence bound in ms of each line of the SLA; null: none yet.",
     )
+    truncated: int = Field(
+        default=0, description="Answers that reached `max_tokens`; over every limit if asked so."
+    )
+    one_token: int = Field(default=0, description="Answers of one token; they have no TPOT.")
+    within_sla: int | None = Field(
+        default=None, description="Requests that kept every line of the SLA, each by itself."
+    )
+    goodput: float | None = Field(default=None, description="`within_sla` per second of the step.")
+    client_lag_ms: float | None = Field(
+        default=None, description="P99 of how late the load generator's own clock ticked."
+    )
+    concurrency: int | None = Field(
+        default=None, description="Requests in flight of a closed loop; then `rate` came of it."
+    )
+    expected_hit_rate: float | None = Field(
+        default=None, description="Share of the prompts' blocks that stood in earlier prompts."
+    )
+    steady_window_s: tuple[float, float] | None = Field(
+        default=None, description="Seconds after the step's first request; the judged part."
+    )
+    engine: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="running_max, waiting_max, kv_cache_usage_max, preemptions, memory_peak_bytes, "
+        "gpu_memory_peak_bytes during the step; null: not shown.",
+    )
+    cost: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="per_request and per_million_output_tokens in the hardware file's currency.",
+    )
 
 
 class LatencyEvidence(Recorded):
@@ -140,6 +192,9 @@ class LatencyEvidence(Recorded):
     sla: list[str] = Field(default_factory=list, description="As in the load profile.")
     kept_rate: tuple[float | None, float | None] | None = Field(
         default=None, description="Highest rate kept, lowest not kept; of a search."
+    )
+    sustained: bool | None = Field(
+        default=None, description="Whether longer runs kept the highest rate again; of a search."
     )
     notes: list[str] = Field(default_factory=list)
     smoke: bool = False
@@ -177,16 +232,23 @@ def finite(value: float | None) -> float | None:
 
 
 def percentile(values: list[float], percent: float, failed: int = 0) -> float | None:
-    """The smallest observed value that at least `percent` % of all requests stay at or below.
+    """The percentile of `len(values) + failed` requests, a failed one being infinitely slow.
 
-    Nearest rank over `len(values) + failed` requests, a failed one counting as infinitely slow:
-    None when there is no request, or when the rank falls among the failed ones.
+    Between two observations by linear interpolation, as numpy and `vllm bench serve` have it (type
+    7 of Hyndman and Fan 1996). None when there is no request, or when it would lie above the
+    slowest that was answered.
     """
     total = len(values) + failed
-    rank = math.ceil(percent / 100 * total)
-    if rank == 0 or rank > len(values):
+    if not values:
         return None
-    return sorted(values)[rank - 1]
+    ordered = sorted(values)
+    place = (total - 1) * percent / 100
+    below = math.floor(place)
+    share = place - below
+    above = below + (share > 0)
+    if above >= len(ordered):
+        return None
+    return ordered[below] + (ordered[above] - ordered[below]) * share
 
 
 def percentiles(values: list[float], failed: int = 0) -> dict[str, float | None]:

@@ -144,7 +144,10 @@ class CandidateOutcome(Result):
     metrics: dict[str, float | None] = Field(
         default_factory=dict, description="Accuracy means, by metric; null: no number."
     )
-    latency: list[LoadPoint] = Field(default_factory=list, description="Rising request rates.")
+    latency: list[LoadPoint] = Field(default_factory=list, description="In order of measuring.")
+    kept_rate: tuple[float | None, float | None] | None = Field(
+        default=None, description="Highest rate kept, lowest not kept; null: no search."
+    )
     target: str = Field(default="", description="Digest of the target weights.")
     draft: bool = Field(default=False, description="Served with its EAGLE3 draft on.")
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")

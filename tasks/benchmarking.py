@@ -1,226 +1,190 @@
-"""`pilotage bench`: the largest request rate at which an endpoint keeps its SLA."""
+"""`pilotage bench`: the largest request rate at which an endpoint keeps its SLA, or fixed rates."""
 
 from __future__ import annotations
 
-import json
-import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from eval_suites.load import LoadProfile
 from eval_suites.loader import load_profile
+from eval_suites.rate_search import Answer, kept_rate
 from recipes.loader import short_name
 from registry.digests import digest_of
-from registry.errors import InfrastructureError, UserError
-from registry.evidence import SUMMARY
+from registry.errors import UserError
+from registry.evidence import SUMMARY, LatencyEvidence, LoadPoint, read_summary, write_summary
+from registry.latency_plots import write_plots
+from registry.outcome import Verdict
 from registry.settings import settings
+from tasks.bench_targets import Target
 from tasks.engines import load_prompts
-from tasks.engines.kept_rate import Endpoint, Found, KeptRateSearch, Step
-from tasks.engines.load_prompts import Prompts
+from tasks.engines.fixed_rates import Measuring, measure_rates
+from tasks.engines.guidellm_bench import GuidellmBench
+from tasks.engines.kept_rate import KeptRateSearch
+from tasks.engines.load_prompts import first_prompt, supply_of, word_tokenizer
+from tasks.engines.load_run import LoadRun
 from tasks.engines.vllm_bench import VllmBench
+from tasks.hardware import price_of
 from tasks.progress import LOG
 
-FIRST_PROMPT = "first_prompt"
-
-PROBES = 5
-"""Tries of the first question: an endpoint that refuses some requests is to be measured too."""
+GENERATORS: dict[str, Callable[[str, Path], Any]] = {
+    "vllm": lambda key, log: VllmBench(key, log=log),
+    "guidellm": lambda key, log: GuidellmBench(key, log=log),
+}
+"""Load generators by name: a context manager from an API key and a log file."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A finished search and where its evidence lies."""
+    """A finished measurement and where its evidence lies. `requests` counts the warm-up too."""
 
-    found: Found
-    profile: LoadProfile
+    verdict: Verdict
+    evidence: LatencyEvidence
     folder: Path
+    requests: int
 
 
-def bench_url(
-    url: str,
-    model: str,
+def bench(
+    opened: AbstractContextManager[Target],
+    identity: str,
     load: str,
     *,
-    api_key: str = "",
     prompts: Path | None = None,
-    tokenizer: Path | None = None,
+    hardware: str | None = None,
+    generator: str = "vllm",
     out: Path | None = None,
 ) -> Benchmark:
-    """Search the kept rate of an endpoint. A search that was stopped in `out` goes on.
+    """Measure one target. A search that was stopped in `out` goes on.
 
-    Raises `UserError` for a wrong profile, URL, prompt file or folder, `InfrastructureError` when
-    the endpoint does not answer or the generator fails.
+    `identity` tells targets apart where `out` is not named; `hardware` names the file with the
+    price; `generator` is one of `GENERATORS`. Raises `UserError` for a wrong profile, prompt file
+    or folder, and what opening the target raises; `InfrastructureError` when the endpoint or the
+    generator fails.
     """
     profile = load_profile(load)
-    if profile.search is None:
+    if not profile.sla:
+        raise UserError.at(f"load profile {load}", "has no `sla`", "e.g. `sla: [e2el p99 2s]`")
+    if generator not in GENERATORS:
+        raise UserError.at(f"--generator {generator}", "is none", f"one of {', '.join(GENERATORS)}")
+    price, note = price_of(hardware, profile)
+    if prompts is None and not profile.scenarios:
         raise UserError.at(
-            f"load profile {load}", "has fixed rates and no search", "name one with `search`"
-        )
-    base = endpoint_base(url)
-    reports_usage = probe(base, model, api_key)
-    folder = out or _default_folder(profile, load, base, model)
-    folder.mkdir(parents=True, exist_ok=True)
+            "--prompts", "none are named, and the profile has no `scenarios`",
+            "name a JSONL file with `id` and `prompt` or `messages`",
+        )  # fmt: skip
+    with opened as target:
+        folder = out or _default_folder(profile, load, identity)
+        _make_room(folder)
+        with GENERATORS[generator](target.api_key or "none", folder / "generator.log") as sender:
+            tokenizer = target.tokenizer or word_tokenizer(folder / "tokenizer")
+            supply = supply_of(profile, prompts, first_prompt(folder), target.tokenizer)
+            run = LoadRun(
+                target.traffic(profile, tokenizer), sender, target.watch(), folder / "raw"
+            )
+            of = Measuring(target.bundle, short_name(load), target.hardware, target.engine, price)
+            if profile.search is not None:
+                name = digest_of(load_prompts.read_prompts(prompts)) if prompts else ""
+                found = KeptRateSearch(
+                    profile, run, supply, folder, of, say=LOG.info, prompts_name=name
+                ).run()
+                verdict = found.verdict
+            else:
+                evidence = measure_rates(profile, run, supply, folder, of, say=LOG.info)
+                verdict = fixed_verdict(evidence.points)
+                write_summary(folder, with_kept_rate(evidence))
+    evidence = _noted(folder, note)
+    write_plots(folder)
+    return Benchmark(verdict, evidence, folder, supply.taken)
+
+
+def with_kept_rate(evidence: LatencyEvidence) -> LatencyEvidence:
+    """Fixed rates say between which two of them the SLA was lost."""
+    answers: dict[float, Answer] = {
+        point.rate: "undecided" if point.answer is None or point.answer == "void" else point.answer
+        for point in evidence.points
+    }
+    found = kept_rate(answers)
+    return evidence.model_copy(update={"kept_rate": (found.low, found.high)})
+
+
+def fixed_verdict(points: list[LoadPoint]) -> Verdict:
+    """Of fixed rates: PASS when all were kept, else the first of void, not kept and undecided."""
+    answers = [point.answer for point in points]
+    if "void" in answers:
+        return Verdict.ANOMALOUS
+    if "not kept" in answers:
+        return Verdict.FAIL
+    return Verdict.PASS if set(answers) == {"kept"} else Verdict.INCONCLUSIVE
+
+
+def _default_folder(profile: LoadProfile, load: str, identity: str) -> Path:
+    digest = digest_of({"profile": digest_of(profile), "target": identity})
+    return settings().home / "bench" / f"{short_name(load)}-{digest[:12]}"
+
+
+def _make_room(folder: Path) -> None:
+    """The folder, empty or with a search that was stopped; a finished one is put aside."""
     if (folder / SUMMARY).exists():
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         finished = folder.with_name(f"{folder.name}-until-{stamp}")
         folder.rename(finished)
-        LOG.info("the finished search is now %s", finished)
-        folder.mkdir()
-    endpoint = Endpoint(
-        url=base,
-        model=model,
-        tokenizer=tokenizer or word_tokenizer(folder / "tokenizer"),
-        count_words=not reports_usage,
-        engine=f"openai {model}",
-        hardware="whatever serves the URL",
-    )
-    with VllmBench(api_key or "none", log=folder / "generator.log") as generator:
-        search = KeptRateSearch(
-            profile,
-            short_name(load),
-            endpoint,
-            generator,
-            supply(profile, prompts, first_prompt(folder)),
-            folder,
-            say=LOG.info,
-        )
-        return Benchmark(search.run(), profile, folder)
-
-
-def first_prompt(folder: Path) -> int:
-    """Where this search's synthetic prompts begin.
-
-    Drawn at random once for each folder: the endpoint may still have cached those of a search
-    before, with the same profile.
-    """
-    file = folder / FIRST_PROMPT
-    if not file.exists():
-        partial = file.with_suffix(".partial")
-        partial.write_text(str(secrets.randbits(32) << 24), encoding="utf-8")
-        partial.replace(file)
-    return int(file.read_text(encoding="utf-8"))
-
-
-def supply(profile: LoadProfile, prompts: Path | None, first: int = 0) -> Prompts:
-    """The prompts to send: a file's, or the profile's synthetic ones."""
-    if prompts is not None:
-        return load_prompts.from_file(prompts)
-    if profile.synthetic is None:
-        raise UserError.at(
-            "--prompts", "none are named, and the profile has no `synthetic` ones",
-            "name a JSONL file with `id` and `prompt` or `messages`",
-        )  # fmt: skip
-    return load_prompts.synthetic(profile.synthetic, profile.seed, first)
-
-
-def endpoint_base(url: str) -> str:
-    """The URL without `/v1`. Raises `UserError` for what is no http URL."""
-    base = url.rstrip("/").removesuffix("/v1")
-    try:
-        parsed = httpx.URL(base)
-    except httpx.InvalidURL as error:
-        raise UserError.at(f"--url {url}", str(error), "e.g. http://127.0.0.1:8000") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UserError.at(f"--url {url}", "is no http URL", "e.g. http://127.0.0.1:8000")
-    return base
-
-
-def probe(base: str, model: str, api_key: str) -> bool:
-    """Ask one short question; whether the endpoint counts tokens. Raises `InfrastructureError`."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 4,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    for _ in range(PROBES):
-        try:
-            reply = httpx.post(
-                f"{base}/v1/chat/completions", json=body, headers=headers, timeout=120
-            )
-        except httpx.HTTPError as error:
-            raise InfrastructureError(f"{base} does not answer: {error!r}") from None
-        if reply.status_code < 500:
-            break
-    if reply.status_code in (400, 401, 403, 404, 422):
-        raise UserError.at(
-            f"--url {base} --model {model}",
-            f"the endpoint answers {reply.status_code}: {reply.text[:200]}",
-            "correct the URL, the model's name or PILOTAGE_TEACHER_API_KEY",
-        )
-    if reply.status_code != 200:
-        LOG.warning("%s answered the first question with %d", base, reply.status_code)
-        return True
-    return any(isinstance(chunk, dict) and chunk.get("usage") for chunk in _chunks(reply.text))
-
-
-def _chunks(text: str) -> list[Any]:
-    found = []
-    for line in text.splitlines():
-        content = line.removeprefix("data:").strip()
-        if line.startswith("data:") and content != "[DONE]":
-            try:
-                found.append(json.loads(content))
-            except ValueError:
-                continue
-    return found
-
-
-def word_tokenizer(folder: Path) -> Path:
-    """A tokenizer whose tokens are words: for counting, where the endpoint's own is not known."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
+        LOG.info("the finished measurement is now %s", finished)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
-def _default_folder(profile: LoadProfile, load: str, base: str, model: str) -> Path:
-    digest = digest_of({"profile": digest_of(profile), "url": base, "model": model})
-    return settings().home / "bench" / f"{short_name(load)}-{digest[:12]}"
+def _noted(folder: Path, note: str) -> LatencyEvidence:
+    evidence = read_summary(folder)
+    assert isinstance(evidence, LatencyEvidence)
+    evidence = evidence.model_copy(update={"notes": [*evidence.notes, note]})
+    write_summary(folder, evidence)
+    return evidence
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+POINT_VERDICTS = {
+    "kept": "PASS",
+    "not kept": "FAIL",
+    "undecided": "INCONCLUSIVE",
+    "void": "ANOMALOUS",
+}
 
 
 def document(done: Benchmark) -> dict[str, Any]:
     """What `pilotage bench --json` prints as its last line. Times in milliseconds."""
-    rates = done.found.rates
+    evidence = done.evidence
+    low, high = evidence.kept_rate or (None, None)
     return {
-        "verdict": done.found.verdict.value,
-        "kept_rate": [rates.low, rates.high],
-        "sla": [str(clause) for clause in done.profile.sla],
-        "points": [_point(step) for step in done.found.steps],
-        "requests_total": done.found.requests,
+        "verdict": done.verdict.value,
+        "kept_rate": [low, high],
+        "sla": evidence.sla,
+        "points": [_point(point) for point in evidence.points],
+        "requests_total": done.requests,
         "evidence": str(done.folder),
-        "notes": done.found.notes,
+        "notes": evidence.notes,
         "unit": "ms",
     }
 
 
-POINT_VERDICTS = {"kept": "PASS", "not kept": "FAIL", "undecided": "INCONCLUSIVE"}
-
-
-def _point(step: Step) -> dict[str, Any]:
-    result, point = step.result, step.point
+def _point(point: LoadPoint) -> dict[str, Any]:
     steady = next((name for name in point.bounds if name.startswith("e2el p99 ")), "")
     return {
-        "rate": result.rate,
-        "verdict": "ANOMALOUS" if result.void else POINT_VERDICTS[result.answer],
-        "cause": result.cause,
-        "n": result.n,
-        "failed": result.failed,
-        "hit_rate": result.hit_rate,
-        "steady": result.steady,
+        "rate": point.rate,
+        "verdict": POINT_VERDICTS[point.answer or "undecided"],
+        "cause": point.cause,
+        "n": point.total,
+        "failed": point.failed,
+        "truncated": point.truncated,
+        "hit_rate": point.prefix_cache_hit_rate,
+        "steady": point.steady,
         # Where the SLA asks for it, of the steady part, which the bound is of.
         "p99_e2el": point.values.get(steady, point.e2el_ms.get("p99")),
         "p99_e2el_bound": point.bounds.get(steady),
+        "goodput": point.goodput,
+        "output_tokens_per_s": point.output_tokens_per_s,
+        "acceptance_length": point.acceptance_length,
+        "cost": point.cost,
     }

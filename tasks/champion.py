@@ -17,10 +17,10 @@ from registry.provenance import engine_version
 from registry.tracking import asking_mlflow
 from tasks import accuracy
 from tasks.accuracy import measure_accuracy
+from tasks.bundles import promoted_bundle, tracker, weights_as_gated
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG
-from tasks.publishing import promoted_bundle, tracker, weights_as_gated
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS
 

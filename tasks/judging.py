@@ -113,6 +113,7 @@ def _outcome(
         gates=gates,
         metrics=evidence.accuracy.metrics if evidence.accuracy else {},
         latency=evidence.latency.points if evidence.latency else [],
+        kept_rate=evidence.latency.kept_rate if evidence.latency else None,
         target=measured.bundle.target.digest,
         draft=measured.draft,
         size_bytes=sum(
@@ -123,10 +124,13 @@ def _outcome(
     )
 
 
-def select(candidates: Sequence[CandidateOutcome], objective: str, rate: float) -> str | None:
+def select(
+    candidates: Sequence[CandidateOutcome], objective: str, rate: float | None
+) -> str | None:
     """Name of the best passing candidate, or None when none passed.
 
-    `fastest`: lowest P99 E2EL at `rate` requests/s; `most_accurate`: highest mean over its
+    `fastest`: the highest kept rate where it was searched, else the lowest P99 E2EL at `rate`
+    requests/s; `most_accurate`: highest mean over its
     accuracy metrics; `smallest`: fewest bytes of weights. Ties go to the earlier candidate.
     """
     passed = [candidate for candidate in candidates if candidate.verdict is Verdict.PASS]
@@ -139,6 +143,8 @@ def select(candidates: Sequence[CandidateOutcome], objective: str, rate: float) 
             return -sum(known) / len(known) if known else float("inf")
         if objective == "smallest":
             return float(candidate.size_bytes or float("inf"))
+        if candidate.kept_rate is not None:
+            return -(candidate.kept_rate[0] or 0.0)
         times = [point.e2el_ms.get("p99") for point in candidate.latency if point.rate == rate]
         return times[0] if times and times[0] is not None else float("inf")
 

@@ -1,11 +1,13 @@
-"""Stage `latency`: vLLM's load generator with our prompts, at rising request rates.
+"""Stage `latency`: load on a served bundle, at fixed rates or in search of the largest kept one.
 
 The hardware's fingerprint is part of the key. The date is not: the policy says how old is too
-old, and evidence older than that is measured again under the same key.
+old, and evidence older than that is measured again under the same key. A search that was killed
+goes on from its finished steps, which lie outside of the store until it ends.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,12 +18,22 @@ from prefect import task
 from eval_suites.schema import LoadProfile
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import InfrastructureError
+from registry.evidence import REQUESTS, SUMMARY, TIMELINE, LatencyEvidence, read_summary
 from registry.provenance import engine_version, hardware_fingerprint
+from registry.settings import settings
 from registry.store import Absent
+from tasks.engines.engine_watch import EngineWatch
+from tasks.engines.fixed_rates import Measuring, measure_rates
+from tasks.engines.kept_rate import KeptRateSearch
+from tasks.engines.load_generator import Traffic
+from tasks.engines.load_prompts import first_prompt, supply_of
+from tasks.engines.load_run import LoadRun
+from tasks.hardware import known_price
+from tasks.progress import LOG
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS, folder_of, make, store
 
-VERSION = 1
+VERSION = 2
 
 
 def stage(
@@ -67,38 +79,69 @@ def measure_latency(
 ) -> ArtifactRef:
     """TTFT, TPOT, ITL and E2EL at every rate of the profile; failed requests are kept."""
 
+    prompts = folder_of(stage.parents["prompts"]) / "load.jsonl"
+
     def produce(folder: Path) -> dict[str, Any]:
+        work = settings().home / "bench" / f"release-{stage.key[:24]}"
+        if profile.search is None and work.exists():
+            shutil.rmtree(work)
+        work.mkdir(parents=True, exist_ok=True)
         generator, server = served.load_generator, served.server
-        job = {
-            **profile.model_dump(
-                mode="json",
-                include={
-                    "rates",
-                    "seconds_per_rate",
-                    "warmup_requests",
-                    "sampling",
-                    "burstiness",
-                    "seed",
-                    "smoke",
-                },
-            ),
-            "url": server.url,
-            "served_name": server.served_name,
-            "tokenizer": str(served.bundle.target.path),
-            "prompts_file": str(folder_of(stage.parents["prompts"]) / "load.jsonl"),
-            "out_dir": str(folder),
-            "bundle": served.digest,
-            "profile": profile_name,
-            "hardware": hardware_fingerprint(),
-            "engine": served.engine,
-        }
+        traffic = Traffic(
+            url=server.url.removesuffix("/v1"),
+            model=server.served_name,
+            tokenizer=served.bundle.target.path,
+            sampling=profile.sampling.model_dump(mode="json"),
+            burstiness=profile.burstiness,
+            request_timeout=profile.request_timeout,
+        )
+        watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
+        run = LoadRun(traffic, generator, watch, work / "raw")
+        supply = supply_of(
+            profile,
+            None if profile.scenarios else prompts,
+            first_prompt(work),
+            served.bundle.target.path,
+        )
+        of = Measuring(
+            bundle=served.digest,
+            profile=profile_name,
+            hardware=hardware_fingerprint(),
+            engine=served.engine,
+            price_per_hour=known_price(profile),
+        )
         try:
-            result = generator.measure(job)
+            if profile.search is not None:
+                name = stage.parents["prompts"].key
+                KeptRateSearch(
+                    profile, run, supply, work, of, say=LOG.info, prompts_name=name
+                ).run()
+            else:
+                measure_rates(profile, run, supply, work, of, say=LOG.info)
             server.check_alive()
         except InfrastructureError:
             # A generator that failed has ended; another try needs a new one.
             served.reset()
             raise
-        return result
+        for name in (SUMMARY, REQUESTS, TIMELINE):
+            shutil.copyfile(work / name, folder / name)
+        shutil.copytree(work / "raw", folder / "raw")
+        shutil.rmtree(work)
+        return figures(folder)
 
     return make(stage, produce, fresh=young_enough(max_age_days))
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """What the manifest says of the evidence in a few numbers."""
+    evidence = read_summary(folder)
+    assert isinstance(evidence, LatencyEvidence)
+    low, high = evidence.kept_rate or (None, None)
+    return {
+        "points": len(evidence.points),
+        "requests": sum(point.total for point in evidence.points),
+        "failed": sum(point.failed for point in evidence.points),
+        "kept_rate_low": low,
+        "kept_rate_high": high,
+        "seconds": evidence.seconds,
+    }

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from eval_suites.loader import load_accuracy, load_policy, load_profile
+from eval_suites.policy import KEPT_RATE
 from eval_suites.schema import AccuracySuite, LoadProfile, Policy
 from recipes import loader
 from recipes.schema import (
@@ -41,7 +42,7 @@ from tasks import (
     speculation,
     teacher_data,
 )
-from tasks.engines.vllm_bench import request_count
+from tasks.engines.fixed_rates import requests_of
 
 FILE_SIZES = {"train": 1200, "calibration": 64, "draft": 200, "eval": 200, "load": 200}
 """How `--prompts FILE` is split where the recipe's own prompts do not come from a file."""
@@ -324,9 +325,8 @@ def _mismatches(
                 "--set prompts.mapping.reference=category",
             )
         )
-    sent = load.warmup_requests + sum(
-        request_count(rate, load.seconds_per_rate) for rate in load.rates
-    )
+    # A search ends with what it knows when the prompts are used up; synthetic ones never are.
+    sent = 0 if load.search is not None or load.scenarios else requests_of(load)
     if release.prompts.sizes["load"] < sent:
         problems.append(
             Problem(
@@ -371,12 +371,20 @@ def _mismatches(
                     f"one of {', '.join(metrics)}",
                 )
             )
-        if gate.on_latency and gate.rate not in load.rates:
+        if gate.metric == KEPT_RATE and load.search is None:
+            problems.append(
+                Problem(
+                    f"policy {release.policy}: gate {gate.name}",
+                    f"load profile {release.load!r} has no search",
+                    "name a profile with `search`, or judge a percentile at one of its rates",
+                )
+            )
+        elif gate.on_latency and gate.metric != KEPT_RATE and gate.rate not in load.rates:
             problems.append(
                 Problem(
                     f"policy {release.policy}: gate {gate.name}",
                     f"rate {gate.rate} is not measured by load profile {release.load!r}",
-                    f"one of {', '.join(map(str, load.rates))}",
+                    f"one of {', '.join(map(str, load.rates)) or 'no rate: it is a search'}",
                 )
             )
     looks = [look.items for look in policy.looks]

@@ -17,25 +17,22 @@ from prefect import task
 from eval_suites.gating import notes_of, waivers_of
 from eval_suites.verdicts import release_verdict
 from registry.artifacts import Stage
-from registry.bundle import Bundle
-from registry.digests import digest_of, digest_of_folder
-from registry.errors import UserError
+from registry.digests import digest_of
 from registry.evidence import SUMMARY
 from registry.gate_report import json_line, markdown
 from registry.outcome import CandidateOutcome, Champion, LoosenedGate, ReleaseOutcome
 from registry.promotion import (
     CHAMPION,
     current_champion,
-    numbered_version,
     promote,
     register_candidate,
 )
-from registry.provenance import engine_version, provenance
+from registry.provenance import provenance
 from registry.report import report_path, write_report
 from registry.settings import settings
 from registry.store import Absent
-from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, StageRecord, Tracker, asking_mlflow
-from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
+from registry.tracking import StageRecord
+from tasks.bundles import tracker
 from tasks.judging import Measured, select
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.progress import LOG
@@ -44,10 +41,6 @@ from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
 
 PUBLISH_WAIT = 600.0
 """Seconds that a release waits for another one of the same model to be recorded."""
-
-
-def tracker() -> Tracker:
-    return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
 
 
 @task(name="publish", **TASK_OPTIONS)
@@ -197,10 +190,13 @@ def show_gates(release: str, table: str) -> None:
         LOG.warning("the gates' table is not shown in Prefect: %s", error)
 
 
-def sla_rate(recipes: ResolvedRelease) -> float:
-    """The request rate that the policy judges; the highest measured one where it judges none."""
+def sla_rate(recipes: ResolvedRelease) -> float | None:
+    """The request rate that the policy judges; the highest measured one where it judges none.
+
+    None where the load profile searches for its rates.
+    """
     rates = [gate.rate for gate in recipes.policy.gates if gate.rate is not None]
-    return rates[0] if rates else recipes.load.rates[-1]
+    return rates[0] if rates else max(recipes.load.rates, default=None)
 
 
 def is_made(stage: Stage) -> bool:
@@ -253,78 +249,3 @@ def provenance_tags(recipes: ResolvedRelease) -> dict[str, str]:
         for name, version in (facts[environment] or {}).items():
             tags[f"pilotage.{environment}.{name}"] = str(version)
     return tags
-
-
-# -- serving what was promoted ---------------------------------------------------------------
-
-
-def promoted_bundle(reference: str) -> Bundle:
-    """The bundle behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
-    model, _, wanted = reference.partition("@")
-    if not model or not wanted:
-        raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
-    database = settings().home / "mlflow.db"
-    if not settings().mlflow_uri and not database.exists():
-        raise UserError.at(database, "no such database", "run `pilotage release` first")
-    client = tracker().client
-    if wanted.isdecimal() and len(wanted) < 10:
-        version = numbered_version(client, model, int(wanted))
-    else:
-        version = current_champion(client, model, wanted)
-    if version is None:
-        raise UserError.at(reference, "no such model or alias", "run `pilotage release` first")
-    with asking_mlflow(f"read {BUNDLE_FILE} of {reference}"):
-        import mlflow
-
-        mlflow.set_tracking_uri(settings().tracking_uri)
-        text = mlflow.artifacts.load_text(f"{version.source.rstrip('/')}/{BUNDLE_FILE}")
-    try:
-        document = json.loads(text)
-        named = document.pop("digest")
-        bundle = Bundle.model_validate(document)
-    except (ValueError, KeyError, AttributeError):
-        raise UserError.at(
-            reference, f"its {BUNDLE_FILE} cannot be read", "release again"
-        ) from None
-    if bundle.digest != named or named != version.tags.get(TAG_BUNDLE):
-        raise UserError.at(
-            reference, "bundle.json is not the bundle that was gated", "release again"
-        )
-    return bundle
-
-
-def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command line and environment that were gated, for what an alias points to.
-
-    Every file of target and draft is compared with the digest that was gated first.
-    """
-    bundle = promoted_bundle(reference)
-    if engine_version() != bundle.engine_version:
-        raise UserError.at(
-            f"PILOTAGE_SERVE_PYTHON={settings().serve_python}",
-            f"has {bundle.engine} {engine_version()}; {reference} was gated with "
-            f"{bundle.engine_version}",
-            "install the version that was gated, or release again with this one",
-        )
-    weights_as_gated(bundle, reference)
-    words = command(
-        settings().serve_python,
-        bundle.target.path,
-        reference.partition("@")[0],
-        bundle.engine_args,
-        port,
-        bundle.draft.path if bundle.draft else None,
-        bundle.num_speculative_tokens or 0,
-    )
-    return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}
-
-
-def weights_as_gated(bundle: Bundle, reference: str) -> None:
-    """Compare every file of target and draft with the digest that was gated. Raises `UserError`."""
-    for part in filter(None, (bundle.target, bundle.draft)):
-        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
-            raise UserError.at(
-                part.path,
-                f"is missing or is not what was gated as {reference}",
-                "run the release again: it is made anew, or restored from a backup of the store",
-            )

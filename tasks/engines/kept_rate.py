@@ -11,40 +11,40 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from eval_suites.load import LoadProfile
-from eval_suites.load_steps import StepResult, judge_step, requests_at
+from eval_suites.load_steps import Around, StepResult, judge_step, requests_at
 from eval_suites.rate_search import Answer, KeptRate, RatePlan, kept_rate, next_rate
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.evidence import REQUESTS, LatencyEvidence, LoadPoint, write_summary
+from registry.evidence import REQUESTS, TIMELINE, LatencyEvidence, LoadPoint, write_summary
 from registry.outcome import Verdict
+from tasks.engines.fixed_rates import Measuring, Say, settings_of, warm_up
+from tasks.engines.load_evidence import load_point, write_requests, write_timeline
+from tasks.engines.load_generator import Batch, Row
 from tasks.engines.load_prompts import Prompts
-from tasks.engines.vllm_bench import Row, VllmBench, load_point, request_rows, write_requests
+from tasks.engines.load_run import LoadRun, Seen
 
 POINTS = "points"
 STATE = "search.json"
 
-Say = Callable[[str], None]
+BURST = 8
+"""Fewest requests of the warm-up's burst: fewer say little about what the server does."""
 
+BURST_SHARE = 0.75
+"""Of what the burst showed, where the ramp starts: a server that was busy with few requests at
+once does more with many, and one that was at its capacity keeps no SLA there."""
 
-@dataclass(frozen=True)
-class Endpoint:
-    """What is asked. `tokenizer`: a folder, used for counting where the server does not count."""
+VOID_STEPS = 2
+"""So many steps in a row that the cache voided end the search: more would be void too."""
 
-    url: str
-    model: str
-    tokenizer: Path
-    count_words: bool = False
-    bundle: str = ""
-    engine: str = "openai"
-    hardware: str = ""
+MOST_OF_THE_REST = 0.9
+"""Of the time that is left for the confirming run: its last answers take time too."""
 
 
 @dataclass
@@ -54,6 +54,7 @@ class Step:
     result: StepResult
     point: LoadPoint
     rows: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Found:
     steps: list[Step]
     notes: list[str]
     requests: int
+    sustained: bool
 
 
 class KeptRateSearch:
@@ -73,23 +75,31 @@ class KeptRateSearch:
     def __init__(
         self,
         profile: LoadProfile,
-        profile_name: str,
-        endpoint: Endpoint,
-        bench: VllmBench,
+        run: LoadRun,
         prompts: Prompts,
         folder: Path,
+        of: Measuring,
         say: Say = lambda line: None,
+        prompts_name: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert profile.search is not None, "the profile has no search"
-        self.profile, self.name, self.search = profile, profile_name, profile.search
-        self.endpoint, self.bench, self.prompts = endpoint, bench, prompts
+        self.profile, self.search = profile, profile.search
+        self.load, self.prompts, self.of = run, prompts, of
         self.folder, self.say = folder, say
         self.steps: list[Step] = []
         self.notes: list[str] = []
-        self.harness = "vllm bench serve"
+        self.harness = ""
         self.start: float | None = None
-        self.started = time.monotonic()
+        self.clock, self.started = clock, clock()
         self.spent_before = 0.0
+        self._identity = {
+            "profile": digest_of(profile),
+            "url": "" if of.bundle else run.traffic.url,
+            "model": run.traffic.model,
+            "bundle": of.bundle,
+            "prompts": prompts_name,
+        }
 
     def run(self) -> Found:
         """Search, write the evidence. Raises `InfrastructureError`, `UserError`."""
@@ -99,22 +109,22 @@ class KeptRateSearch:
             self.search.highest,
         )  # fmt: skip
         sustained = False
-        while not sustained:
+        while not sustained and not self._cached():
             while (rate := next_rate(plan, self._answers())) is not None and self._in_time(rate):
-                self._measure(rate)
+                step = self._measure(rate)
+                if step.result.void == "generator":
+                    # It will not send more at a higher rate either.
+                    plan = replace(plan, highest=min(plan.highest, rate))
+                if self._cached():
+                    break
             low = kept_rate(self._answers()).low
-            if low is None or not self._in_time(low):
+            if low is None or self._cached() or not self._in_time(low):
                 break
             # What is not kept a second time is a point like any other: the search goes on.
             sustained = self._sustain(low)
         rates = kept_rate(self._answers())
-        found = Found(
-            verdict=self._verdict(rates, sustained),
-            rates=rates,
-            steps=self.steps,
-            notes=self.notes,
-            requests=self.prompts.taken,
-        )
+        verdict = self._verdict(rates, sustained)
+        found = Found(verdict, rates, self.steps, self.notes, self.prompts.taken, sustained)
         self._write(found)
         return found
 
@@ -122,22 +132,21 @@ class KeptRateSearch:
 
     def _resume(self) -> float | None:
         """The start of a search that was stopped, with its points; None where none is known."""
-        identity = {
-            "profile": digest_of(self.profile),
-            "url": self.endpoint.url,
-            "model": self.endpoint.model,
-        }
         state_file = self.folder / STATE
         (self.folder / POINTS).mkdir(parents=True, exist_ok=True)
         if not state_file.exists():
-            self._identity = identity
             return None
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-        if state["identity"] != identity:
+        try:
+            state = json.loads(state_file.read_text(encoding="utf-8"))
+            known = state["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError.at(
+                state_file, f"cannot be read: {error}", "remove the folder, or name another one"
+            ) from None
+        if known != self._identity:
             raise UserError.at(
                 state_file, "belongs to another search", "name another folder with --out"
             )
-        self._identity = identity
         for file in sorted((self.folder / POINTS).glob("*.json")):
             stored = json.loads(file.read_text(encoding="utf-8"))
             self.steps.append(_restored(stored))
@@ -151,12 +160,12 @@ class KeptRateSearch:
 
     def _warm_up(self) -> float:
         """Wake the server, and see about how much it does: the start of the ramp."""
-        count = max(self.profile.warmup_requests, 8)
+        count = max(self.profile.warmup_requests, BURST)
         self._note_state(count)
-        rows, _, duration = self._send(None, count)
-        answered = sum(row["ok"] for row in rows)
-        burst = answered / duration if duration > 0 else self.search.lowest
-        start = self.search.start or burst / 2
+        seen = warm_up(self.load, self.prompts, self.profile, count)
+        answered = sum(row["ok"] for row in seen.rows)
+        burst = answered / seen.duration if seen.duration > 0 else self.search.lowest
+        start = self.search.start or BURST_SHARE * burst
         start = min(max(start, self.search.lowest), self.search.highest)
         self.start = start
         self._note_state()
@@ -165,23 +174,22 @@ class KeptRateSearch:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _measure(self, rate: float) -> Step:
-        batches: list[list[Row]] = []
-        grown: Counter[str] = Counter()
-        duration = 0.0
-        for count in requests_at(self.profile, rate):
+    def _measure(self, rate: float, longer: float = 1.0) -> Step:
+        seen = Seen()
+        number = len(self.steps) + 1
+        for count in requests_at(self.profile, rate, longer):
             # Prompts count as used before they are sent: a kill in between must not repeat them.
             self._note_state(count)
-            rows, counters, seconds = self._send(rate, count)
-            batches.append(rows)
-            grown.update(counters)
-            duration += seconds
-            result = judge_step(self.profile, rate, batches, grown)
+            taken = self.prompts.take(count)
+            batch = Batch(taken, self.profile.seed + self.prompts.taken, rate)
+            self.load.send(seen, number, batch, self.prompts.expected_hits)
+            around = Around(seen.growth, seen.expected_hits, seen.client_lag_ms)
+            result = judge_step(self.profile, rate, seen.batches, around)
             if result.void or result.answer != "undecided":
                 break
-        rows = [row for batch in batches for row in batch]
-        point = _point(result, rows, duration, grown)
-        step = Step(result, point, rows)
+        self.harness = self.load.generator.version
+        point = load_point(self.profile, result, seen, self.of.price_per_hour)
+        step = Step(result, point, seen.rows, seen.samples)
         self.steps.append(step)
         self._store(step)
         words = "void" if result.void else result.answer
@@ -190,54 +198,48 @@ class KeptRateSearch:
         )
         return step
 
-    def _send(self, rate: float | None, count: int) -> tuple[list[Row], dict[str, float], float]:
-        """Rows in order of sending, growth of the engine's counters, and seconds."""
-        rows = self.prompts.take(count)
-        raw_dir = self.folder / "raw"
-        order = {
-            "url": self.endpoint.url.rstrip("/").removesuffix("/v1"),
-            "served_name": self.endpoint.model,
-            "tokenizer": str(self.endpoint.tokenizer),
-            "raw_dir": str(raw_dir.resolve()),
-            "sampling": self.profile.sampling.model_dump(mode="json"),
-            "burstiness": self.profile.burstiness,
-            "request_timeout": self.profile.request_timeout,
-            "count_words": self.endpoint.count_words,
-            "warmup": None,
-            "points": [
-                {"rate": rate, "seed": self.profile.seed + self.prompts.taken, "rows": rows}
-            ],
-        }
-        done = self.bench.send(order)
-        self.harness = f"vllm bench serve {done['vllm']}"
-        (point,) = done["points"]
-        raw = json.loads((raw_dir / point["raw"]).read_text(encoding="utf-8"))
-        found = request_rows(rate or 0.0, [row["id"] for row in rows], raw, max_tokens=None)
-        found.sort(key=lambda row: row["start_s"])
-        before, after = point["before"], point["after"]
-        return found, {name: after[name] - before.get(name, 0.0) for name in after}, raw["duration"]
-
     def _in_time(self, rate: float) -> bool:
-        """Whether a step at this rate ends before the search must."""
-        wanted = sum(requests_at(self.profile, rate)) / rate
-        left = self.search.minutes * 60 - self._spent()
-        if wanted <= left:
+        """Whether a step at this rate ends before the search must, and has prompts enough."""
+        count = sum(requests_at(self.profile, rate))
+        wanted, left = count / rate, self._left()
+        prompts = self.prompts.left
+        if prompts is not None and count > prompts:
+            why = f"it takes {count} prompts, and {prompts} were left"
+        elif wanted > left:
+            why = (
+                f"it takes {wanted:.0f} s, and of the search's {self.search.minutes:g} minutes "
+                f"{max(left, 0):.0f} s were left"
+            )
+        else:
             return True
-        self.notes.append(
-            f"{rate:.4g} requests/s was not measured: it takes {wanted:.0f} s, and of the search's "
-            f"{self.search.minutes:g} minutes {max(left, 0):.0f} s were left"
-        )
+        self.notes.append(f"{rate:.4g} requests/s was not measured: {why}")
         return False
 
     def _sustain(self, rate: float) -> bool:
-        """A second run at the rate that was kept, on fresh prompts."""
-        step = self._measure(rate)
-        if step.result.answer != "kept":
-            self.notes.append(
-                f"{rate:.4g} requests/s was kept once and {step.result.answer} the second "
-                f"time ({step.result.cause})"
-            )
-        return step.result.answer == "kept"
+        """Longer runs at the rate that was kept, on fresh prompts; as long as the time allows.
+
+        A queue near its capacity takes longer to fill than a step of the search lasts.
+        """
+        for _ in range(self.profile.repeats):
+            if not self._in_time(rate):
+                return False
+            shortest = sum(requests_at(self.profile, rate)) / rate
+            seconds = min(self.profile.sustain * shortest, MOST_OF_THE_REST * self._left())
+            if self.prompts.left is not None:
+                seconds = min(seconds, self.prompts.left / rate)
+            step = self._measure(rate, seconds / self.profile.seconds_per_rate)
+            if step.result.answer != "kept":
+                self.notes.append(
+                    f"{rate:.4g} requests/s was kept once and {step.result.answer} when it ran "
+                    f"longer ({step.result.cause})"
+                )
+                return False
+        return True
+
+    def _cached(self) -> bool:
+        """Whether the last steps were all voided by the cache."""
+        last = self.steps[-VOID_STEPS:]
+        return len(last) == VOID_STEPS and all(step.result.void == "cache" for step in last)
 
     # -- what it comes to ----------------------------------------------------------------------
 
@@ -252,9 +254,12 @@ class KeptRateSearch:
 
     def _verdict(self, rates: KeptRate, sustained: bool) -> Verdict:
         self.notes += rates.contradictions
+        void = [step for step in self.steps if step.result.void]
+        if void and (self._cached() or len(void) == len(self.steps)):
+            self.notes.append(f"{len(void)} of {len(self.steps)} steps are void")
+            return Verdict.ANOMALOUS
         if rates.low is None and rates.high is None:
-            void = self.steps and all(step.result.void for step in self.steps)
-            return Verdict.ANOMALOUS if void else Verdict.INCONCLUSIVE
+            return Verdict.INCONCLUSIVE
         if rates.low is None:
             # Below the lowest rate that was not kept, one may be undecided.
             answers = self._answers()
@@ -269,7 +274,10 @@ class KeptRateSearch:
         return Verdict.PASS
 
     def _spent(self) -> float:
-        return self.spent_before + time.monotonic() - self.started
+        return self.spent_before + self.clock() - self.started
+
+    def _left(self) -> float:
+        return self.search.minutes * 60 - self._spent()
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -287,6 +295,7 @@ class KeptRateSearch:
         name = f"{len(self.steps):03d}.json"
         content = {
             "rows": step.rows,
+            "samples": step.samples,
             "point": step.point.model_dump(mode="json"),
             "rate": step.result.rate,
             "answer": step.result.answer,
@@ -296,51 +305,30 @@ class KeptRateSearch:
         _write_json(self.folder / POINTS / name, content)
 
     def _write(self, found: Found) -> None:
-        rows = [row for step in self.steps for row in step.rows]
+        rows = [row | {"rate": step.result.rate} for step in self.steps for row in step.rows]
+        numbered = list(enumerate(self.steps, start=1))
         write_requests(self.folder / REQUESTS, rows)
-        settings = {
-            "endpoint": "/v1/chat/completions",
-            "sampling": self.profile.sampling.model_dump(mode="json"),
-            "burstiness": self.profile.burstiness,
-            "seed": self.profile.seed,
-            "request_timeout": self.profile.request_timeout,
-            "confidence": self.profile.confidence,
-            "looks": self.profile.looks,
-        }
+        write_timeline(
+            self.folder / TIMELINE,
+            [(number, step.result.rate, step.samples) for number, step in numbered],
+        )
         evidence = LatencyEvidence(
-            bundle=self.endpoint.bundle,
-            profile=self.name,
-            hardware=self.endpoint.hardware,
-            engine=self.endpoint.engine,
-            harness=self.harness,
-            settings=settings,
+            bundle=self.of.bundle,
+            profile=self.of.profile,
+            hardware=self.of.hardware,
+            engine=self.of.engine,
+            harness=self.harness or self.load.generator.version,
+            settings=settings_of(self.profile, self.prompts),
             points=[step.point for step in self.steps],
             sla=[str(clause) for clause in self.profile.sla],
             kept_rate=(found.rates.low, found.rates.high),
+            sustained=found.sustained,
             notes=found.notes,
             smoke=self.profile.smoke,
             measured_at=datetime.now(UTC),
             seconds=round(self._spent(), 3),
         )
         write_summary(self.folder, evidence)
-
-
-def _point(
-    result: StepResult, rows: list[Row], duration: float, grown: Mapping[str, float]
-) -> LoadPoint:
-    """The step's summary: percentiles over all its requests, bounds over the steady ones."""
-    plain = load_point(result.rate, rows, duration, {}, grown)
-    return plain.model_copy(
-        update={
-            "achieved_rate": result.achieved_rate,
-            "answer": "void" if result.void else result.answer,
-            "cause": result.cause,
-            "steady": result.steady,
-            "cropped": result.cropped,
-            "values": {str(one.clause): one.value for one in result.clauses},
-            "bounds": {str(one.clause): one.bound for one in result.clauses},
-        }
-    )
 
 
 def _restored(stored: Mapping[str, Any]) -> Step:
@@ -352,12 +340,14 @@ def _restored(stored: Mapping[str, Any]) -> Step:
         cause=stored["cause"],
         n=point.total,
         failed=point.failed,
+        truncated=point.truncated,
         cropped=point.cropped,
+        steady_window_s=point.steady_window_s,
         steady=bool(point.steady),
         hit_rate=point.prefix_cache_hit_rate,
         achieved_rate=point.achieved_rate,
     )
-    return Step(result, point, stored["rows"])
+    return Step(result, point, stored["rows"], stored["samples"])
 
 
 def _write_json(path: Path, content: Any) -> None:

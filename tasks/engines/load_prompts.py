@@ -1,46 +1,89 @@
-"""Prompts for a load test, none of them sent twice: equal prompts measure the prefix cache."""
+"""The prompts of a load test: each different, none sent twice, lengths as asked.
+
+A prompt that an engine has seen before is answered from its prefix cache, and a benchmark that
+repeats its prompts measures that cache. So prompts are taken from one supply in order, and a kill
+loses those that were taken rather than sending them again. Engines cache by blocks of tokens, each
+counted with all that stands before it; the supply keeps the digest of every block it has given, so
+what an engine could reuse is known and not hoped for.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eval_suites.load import Synthetic
-from registry.errors import UserError
-from tasks.engines.vllm_bench import read_prompts
+from eval_suites.load import LoadProfile, OutputLog, Scenario
+from registry.digests import digest_of
+from registry.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Row = dict[str, Any]
+Split = Callable[[str], Sequence[object]]
 
 BLOCK = 16
-"""Words of a block. Engines cache prompts by blocks; two of ours share at most the prefix."""
+"""Tokens (or words) of a block, as vLLM's prefix cache has them on GPUs."""
+
+FIRST_PROMPT = "first_prompt"
+"""File of a measurement's folder: the number where its synthetic prompts begin."""
+
+TRIES = 200
+"""Changes of a text until it has the asked number of tokens."""
 
 VOCABULARY = (
-    "order truck port load driver city gate time ship box pallet route delay quote price docks "
-    "crane check cargo seal label yard lane depot wheel axle tank valve hub rail"
+    *("order", "truck", "port", "load", "driver", "city", "gate", "time", "ship", "box", "pallet"),
+    *("route", "delay", "quote", "price", "docks", "crane", "check", "cargo", "seal", "label"),
+    *("yard", "lane", "depot", "wheel", "axle", "tank", "valve", "hub", "rail"),
 )
 
 
 class Prompts:
     """A supply of rows `{"id", "messages"}`; what was taken is never given again."""
 
-    def __init__(self, rows: Iterator[Row], known: str, total: int | None) -> None:
+    def __init__(
+        self, rows: Iterator[Row], known: str, total: int | None, split: Split = str.split
+    ) -> None:
         self._rows, self._known, self._total = rows, known, total
+        self._seen = SeenBlocks(split)
+        self._digest = hashlib.sha256()
         self.taken = 0
+        self.expected_hits = 0.0
+        """Share of the last rows' blocks that an engine could have cached from earlier ones."""
 
-    def take(self, count: int) -> list[Row]:
+    @property
+    def digest(self) -> str:
+        """Of all messages taken so far, in their order."""
+        return self._digest.hexdigest()
+
+    @property
+    def left(self) -> int | None:
+        """Prompts that were not taken yet; None: endless."""
+        return None if self._total is None else self._total - self.taken
+
+    def require(self, count: int) -> None:
         """Raises `UserError` when the supply has fewer left."""
-        found = list(islice(self._rows, count))
-        if len(found) < count:
+        if self.left is not None and self.left < count:
             raise UserError.at(
                 self._known,
                 f"holds {self._total} different prompts, {self.taken + count} are needed by now",
-                "name more prompts, or a load profile with `synthetic` ones",
+                "name more prompts, or a load profile with `scenarios` or with shorter steps",
             )
+
+    def take(self, count: int) -> list[Row]:
+        """Raises `UserError` when the supply has fewer left."""
+        self.require(count)
+        found = list(islice(self._rows, count))
+        for row in found:
+            self._digest.update(json.dumps(row["messages"], sort_keys=True).encode())
         self.taken += count
+        self.expected_hits = self._seen.share(found)
         return found
 
     def skip(self, count: int) -> None:
@@ -48,46 +91,225 @@ class Prompts:
         self.take(count)
 
 
-def from_file(path: Path) -> Prompts:
-    rows = read_prompts(path)
-    return Prompts(iter(rows), str(path), len(rows))
+class SeenBlocks:
+    """Digests of the blocks of all prompts so far."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._seen: set[bytes] = set()
+
+    def share(self, rows: Sequence[Row]) -> float:
+        """Share of the rows' blocks that occurred before, in earlier rows of these too."""
+        blocks, repeated = 0, 0
+        for row in rows:
+            chain = hashlib.sha256()
+            tokens = self._split("\n".join(str(one["content"]) for one in row["messages"]))
+            for end in range(BLOCK, len(tokens) + 1, BLOCK):
+                chain.update("\0".join(map(str, tokens[end - BLOCK : end])).encode() + b"\1")
+                digest = chain.digest()
+                blocks += 1
+                repeated += digest in self._seen
+                self._seen.add(digest)
+        return repeated / blocks if blocks else 0.0
 
 
-def synthetic(shape: Synthetic, seed: int, first: int = 0) -> Prompts:
-    """Endless prompts of exact lengths in words, after one prefix that all share.
+# -- which prompts ---------------------------------------------------------------------------
 
-    Numbered from `first`: two supplies of numbers that do not overlap have no prompt in common.
+
+def first_prompt(folder: Path) -> int:
+    """Where this search's synthetic prompts begin.
+
+    Drawn at random once for each folder: the endpoint may still have cached those of a search
+    before, with the same profile.
     """
-    prefix = _words(random.Random(seed), shape.prefix_words)
+    file = folder / FIRST_PROMPT
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        partial.write_text(str(secrets.randbits(32) << 24), encoding="utf-8")
+        partial.replace(file)
+    return int(file.read_text(encoding="utf-8"))
+
+
+def supply_of(
+    profile: LoadProfile, prompts: Path | None, first: int = 0, tokenizer: Path | None = None
+) -> Prompts:
+    """The prompts to send: a file's, or the profile's synthetic ones."""
+    if prompts is not None:
+        return from_file(prompts, tokenizer)
+    return synthetic(profile.scenarios, profile.seed, first, tokenizer)
+
+
+# -- prompts of people -----------------------------------------------------------------------
+
+
+def read_prompts(path: Path) -> list[Row]:
+    """Rows `{"id", "messages"}` in file order, each once. Raises `UserError` naming bad lines."""
+    rows: dict[str, Row] = {}
+    problems: list[Problem] = []
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "is no UTF-8 text"
+        raise UserError.at(path, f"cannot be read: {why}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+            if not all(isinstance(one["content"], str) for one in messages):
+                raise ValueError("contents must be texts")
+            rows.setdefault(digest_of(messages), {"id": str(row["id"]), "messages": messages})
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            problems.append(Problem(f"{path}:{number}", f"no id with prompt or messages: {error}"))
+    if problems:
+        raise UserError(problems)
+    return list(rows.values())
+
+
+def from_file(path: Path, tokenizer: Path | None = None) -> Prompts:
+    """The prompts of a JSONL file, each once; blocks are of tokens where a tokenizer is known."""
+    rows = read_prompts(path)
+    return Prompts(iter(rows), str(path), len(rows), _split(tokenizer))
+
+
+# -- synthetic ones --------------------------------------------------------------------------
+
+
+def synthetic(
+    scenarios: Mapping[str, Scenario], seed: int, first: int = 0, tokenizer: Path | None = None
+) -> Prompts:
+    """Endless prompts of exact lengths, of all scenarios in turn as their weights say.
+
+    Numbered from `first`: two supplies of numbers that do not overlap have no prompt in common,
+    and none of their blocks after the prefix. Raises `UserError` where tokens are counted and no
+    tokenizer is named, or lengths are too short to tell prompts apart.
+    """
+    texts = {
+        name: _texts(name, one, f"{seed} {name}", tokenizer) for name, one in scenarios.items()
+    }
+    names = list(scenarios)
+    weights = [scenarios[name].weight for name in names]
 
     def rows() -> Iterator[Row]:
         number = first
         while True:
             # A seed of its own for each, so that a search that was stopped can leave some out.
             drawn = random.Random(f"{seed} {number}")
-            own = [f"{number:x}", *_words(drawn, shape.input_words - 1)]
-            # The number stands in every block, so no two prompts share one after the prefix.
-            own = [f"{word}{number:x}" if i % BLOCK == 0 else word for i, word in enumerate(own)]
-            text = " ".join([*prefix, *own])
-            yield {"id": f"s{number}", "messages": [{"role": "user", "content": text}]}
+            name = drawn.choices(names, weights)[0]
+            row: Row = {
+                "id": f"s{number}",
+                "messages": [{"role": "user", "content": texts[name](number, drawn)}],
+            }
+            output = scenarios[name].output
+            assert not isinstance(output, OutputLog), "logs are read with the profile"
+            if output is not None:
+                row["output_tokens"] = output if isinstance(output, int) else drawn.choice(output)
+            if len(names) > 1:
+                row["scenario"] = name
+            yield row
             number += 1
 
-    return Prompts(rows(), "synthetic", None)
+    units = {one.unit for one in scenarios.values()}
+    split = _split(tokenizer) if units == {"tokens"} else str.split
+    return Prompts(rows(), "synthetic", None, split)
 
 
-def shared_blocks(rows: Sequence[Row], prefix_words: int) -> int:
-    """How many blocks of words after the prefix stand at the start of more than one prompt.
+def _texts(
+    name: str, shape: Scenario, seed: str, tokenizer: Path | None
+) -> Callable[[int, random.Random], str]:
+    """A function from a number to its text, in words or in tokens."""
+    if shape.unit == "words":
+        prefix = random.Random(seed).choices(VOCABULARY, k=shape.prefix)
 
-    What an engine could reuse: a block counts with all that stands before it.
-    """
-    seen: dict[str, int] = {}
-    for row in rows:
-        words = row["messages"][-1]["content"].split()[prefix_words:]
-        for end in range(BLOCK, len(words) + 1, BLOCK):
-            digest = hashlib.sha256(" ".join(words[:end]).encode()).hexdigest()
-            seen[digest] = seen.get(digest, 0) + 1
-    return sum(count > 1 for count in seen.values())
+        def in_words(number: int, drawn: random.Random) -> str:
+            own = [f"{number:x}", *drawn.choices(VOCABULARY, k=shape.input - 1)]
+            # The number stands in every block, so no two prompts share one after the prefix.
+            own = [f"{word}{number:x}" if i % BLOCK == 0 else word for i, word in enumerate(own)]
+            return " ".join([*prefix, *own])
+
+        return in_words
+    if tokenizer is None:
+        raise UserError.at(
+            f"scenario {name}: unit",
+            "counts tokens, and no tokenizer is known",
+            "name the model's with --tokenizer, or count `words`",
+        )
+    exact = ExactLength(tokenizer)
+    shared = exact.text(random.Random(seed), shape.prefix, f"scenario {name}: prefix")
+
+    def in_tokens(number: int, drawn: random.Random) -> str:
+        begun = f"{shared} {number:x}" if shared else f"{number:x}"
+        return exact.text(drawn, shape.prefix + shape.input, f"scenario {name}: input", begun)
+
+    return in_tokens
 
 
-def _words(drawn: random.Random, count: int) -> list[str]:
-    return drawn.choices(VOCABULARY.split(), k=count)
+class ExactLength:
+    """Texts that a tokenizer counts as asked, without its special tokens and chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = tokenizer_of(folder)
+        self._folder = folder
+
+    def text(self, drawn: random.Random, tokens: int, what: str, begun: str = "") -> str:
+        """`begun` and words after it, `tokens` in all. Raises `UserError` where none comes out."""
+        text = begun
+        for _ in range(TRIES):
+            short = tokens - self._count(text)
+            if short == 0:
+                return text
+            if short < 0:
+                if len(text) <= len(begun):
+                    break
+                text = text[:-1] if text[-1].isascii() else begun
+            elif short > 8:
+                # No word has fewer than one token, and few have more than eight.
+                words = drawn.choices(VOCABULARY, k=max(1, short // 8))
+                text = " ".join([text, *words] if text else words)
+            else:
+                text += drawn.choice((" a", ".", " x", ",", " 1", "-"))
+        raise UserError.at(
+            what,
+            f"no text of exactly {tokens} tokens of {self._folder} begins with {begun!r} "
+            f"({self._count(begun)} tokens)",
+            "ask for more tokens: each prompt begins with a number of its own",
+        )
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """Raises `UserError` for a folder without a fast tokenizer's file."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare `Exception`
+        raise UserError.at(
+            file, f"is no tokenizer: {error}", "name a folder with a tokenizer.json"
+        ) from None
+
+
+def _split(tokenizer: Path | None) -> Split:
+    if tokenizer is None:
+        return str.split
+    loaded = tokenizer_of(tokenizer)
+    return lambda text: loaded.encode(text, add_special_tokens=False).ids
+
+
+def word_tokenizer(folder: Path) -> Path:
+    """A tokenizer whose tokens are words: for counting, where the endpoint's own is not known."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

@@ -3,38 +3,29 @@
 `python vllm_bench_main.py BASE`. Imports the standard library and vLLM only, nothing of this
 checkout. The import takes about 12 s on two cores, so the process may be started while a server
 still starts: it imports first and then waits for `BASE.0.job.json` to appear, answers with
-`BASE.0.result.json`, waits for job 1, and so on until it is ended. Each point of a job is sent by
+`BASE.0.result.json`, waits for job 1, and so on until it is ended. A job is one batch, sent by
 one call of what `vllm bench serve` itself calls.
 
-Job: `{"url", "served_name", "tokenizer", "raw_dir", "sampling", "burstiness", "request_timeout",
-"count_words", "points": [{"rate" (requests/s; null: all at once), "seed", "rows": [{"id",
-"messages"}]}], "warmup": the same without a rate, or null}`. Result: `{"vllm": version, "points":
-[{"raw": file, "before", "after"}]}` where before and after are the engine's counters. The API key
-comes in OPENAI_API_KEY.
+Job: `{"url", "model", "tokenizer", "sampling", "burstiness", "request_timeout", "count_words",
+"rate" (requests/s; null: no waiting), "concurrency" (null: no limit), "seed", "raw", "rows":
+[{"id", "messages", "output_tokens"?}]}`. vLLM's result goes to the file `raw`; the answer is
+`{"vllm": version, "lag_ms"}`, how late the client's own event loop was (P99). The API key comes in
+OPENAI_API_KEY.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
-import math
 import os
 import sys
 import time
 import traceback
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
-COUNTERS = (
-    "vllm:prefix_cache_queries_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:spec_decode_num_drafts_total",
-    "vllm:spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total",
-    "vllm:num_preemptions_total",
-)
+HEARTBEAT = 0.02
+"""Seconds between two looks at how late the event loop is."""
 
 
 def main() -> None:
@@ -52,36 +43,21 @@ def main() -> None:
                 sys.exit("the process that started this one is gone")
             time.sleep(0.05)
         job = json.loads(job_file.read_text(encoding="utf-8"))
-        result = {"vllm": vllm.__version__, "points": run(serve, parser, job)}
+        raw, late = send(serve, parser, job)
+        raw_file = Path(job["raw"])
+        raw_file.write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
         result_file = Path(f"{base}.{number}.result.json")
         partial = result_file.with_suffix(".partial")
-        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.write_text(json.dumps({"vllm": vllm.__version__, "lag_ms": late}), encoding="utf-8")
         partial.rename(result_file)
 
 
-def run(serve, parser, job):  # type: ignore[no-untyped-def]
-    """Warm up and send every point; for each the file of vLLM's result and the counters."""
-    raw_dir = Path(job["raw_dir"])
-    raw_dir.mkdir(parents=True, exist_ok=True)
-    if job["warmup"]:
-        warmed = send(serve, parser, job, job["warmup"], raw_dir / "warmup")
-        if not warmed["completed"]:
-            sys.exit(f"no warm-up request was answered: {warmed['errors'][0]}")
-    points = []
-    for index, point in enumerate(job["points"]):
-        before = counters(job["url"])
-        raw = send(serve, parser, job, point, raw_dir / f"point{index}")
-        after = counters(job["url"])
-        name = f"point{index}.json"
-        (raw_dir / name).write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
-        points.append({"raw": name, "before": before, "after": after})
-    return points
-
-
-def send(serve, parser, job, point, base):  # type: ignore[no-untyped-def]
-    """vLLM's result of one point, with per-request detail in the order of the rows."""
-    prompts = base.with_suffix(".jsonl")
-    rows = point["rows"]
+def send(serve, parser, job):  # type: ignore[no-untyped-def]
+    """vLLM's result with per-request detail in the order of the rows, and the client's lag."""
+    raw_file = Path(job["raw"])
+    raw_file.parent.mkdir(parents=True, exist_ok=True)
+    prompts = raw_file.with_suffix(".jsonl")
+    rows = job["rows"]
     # The custom dataset reads the prompt as text for counting; what is sent are the messages.
     prompts.write_text(
         "".join(json.dumps({"prompt": row["messages"][-1]["content"]}) + "\n" for row in rows),
@@ -95,27 +71,50 @@ def send(serve, parser, job, point, base):  # type: ignore[no-untyped-def]
         # template writes it, because that endpoint adds special tokens.
         *("--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
         "--skip-chat-template",
-        *("--base-url", job["url"], "--model", job["served_name"]),
+        *("--base-url", job["url"], "--model", job["model"]),
         *("--tokenizer", job["tokenizer"]),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--disable-shuffle"),
         *("--num-prompts", str(len(rows)), "--no-oversample"),
         *("--custom-output-len", str(sampling["max_tokens"])),
-        *("--request-rate", str(point["rate"] or "inf"), "--burstiness", str(job["burstiness"])),
+        *("--request-rate", str(job["rate"] or "inf"), "--burstiness", str(job["burstiness"])),
         *("--temperature", str(sampling["temperature"]), "--top-p", str(sampling["top_p"])),
-        *("--seed", str(point["seed"]), "--request-id-prefix", f"{base.name}-"),
+        *("--seed", str(job["seed"]), "--request-id-prefix", f"{raw_file.stem}-"),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"),
-        # No ready check and no warm-up of vLLM's own: both send the first prompt of the point,
+        # No ready check and no warm-up of vLLM's own: both send the first prompt of the batch,
         # which would then be answered from the prefix cache. Ours has prompts of its own.
         *("--ready-check-timeout-sec", "0", "--num-warmups", "0"),
         *("--save-detailed", "--disable-tqdm"),
     ]
+    if job["concurrency"] is not None:
+        arguments += ["--max-concurrency", str(job["concurrency"])]
     if sampling.get("seed") is not None:
         arguments += ["--extra-body", json.dumps({"seed": sampling["seed"]})]
     args = parser.parse_args(arguments)
     with checked(serve, rows, job["request_timeout"], job["count_words"]):
-        raw = asyncio.run(serve.main_async(args))
+        raw, lags = asyncio.run(beating(serve.main_async(args)))
     prompts.unlink()
-    return raw
+    lags.sort()
+    return raw, 1000 * lags[int(0.99 * len(lags))] if lags else None
+
+
+async def beating(sending):  # type: ignore[no-untyped-def]
+    """The result of `sending`, and how late a heartbeat beside it came, in seconds.
+
+    A client that is busy sends late and looks late: its lag is in every time it measures.
+    """
+    lags = []
+
+    async def beat():  # type: ignore[no-untyped-def]
+        while True:
+            due = time.perf_counter() + HEARTBEAT
+            await asyncio.sleep(HEARTBEAT)
+            lags.append(time.perf_counter() - due)
+
+    task = asyncio.create_task(beat())
+    try:
+        return await sending, lags
+    finally:
+        task.cancel()
 
 
 @contextlib.contextmanager
@@ -133,7 +132,10 @@ def checked(serve, rows, timeout, count_words):  # type: ignore[no-untyped-def]
 
     async def ask_checked(request_func_input, session, pbar=None):  # type: ignore[no-untyped-def]
         index = int(request_func_input.request_id.rpartition("-")[2])
-        request = replace(request_func_input, chat_messages=rows[index]["messages"])
+        row = rows[index]
+        request = replace(request_func_input, chat_messages=row["messages"])
+        if row.get("output_tokens") is not None:
+            request = replace(request, output_len=row["output_tokens"], ignore_eos=True)
         started = time.perf_counter()
         try:
             output = await asyncio.wait_for(ask(request, session, pbar), timeout)
@@ -156,23 +158,6 @@ def checked(serve, rows, timeout, count_words):  # type: ignore[no-untyped-def]
         yield
     finally:
         serve.ASYNC_REQUEST_FUNCS["openai-chat"] = ask
-
-
-def counters(url):  # type: ignore[no-untyped-def]
-    """The engine's counters now, summed over their labels; none where it shows no metrics."""
-    try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
-            text = reply.read().decode("utf-8")
-    except (urllib.error.URLError, OSError):
-        return {}
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in COUNTERS:
-            value = float(line.rpartition(" ")[2])
-            if math.isfinite(value):
-                found[name] = found.get(name, 0.0) + value
-    return found
 
 
 if __name__ == "__main__":

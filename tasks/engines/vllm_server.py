@@ -342,6 +342,11 @@ class VllmServer:
         if self._tree is not None:
             self._tree.stop()
 
+    @property
+    def pid(self) -> int:
+        """Of its first process; the others are its children."""
+        return self._started.pid
+
     def memory_bytes(self) -> int:
         """Resident memory of all its processes now, in bytes."""
         return self._started.memory_bytes()

@@ -19,13 +19,21 @@ import pytest
 
 from eval_suites.load import LoadProfile
 from eval_suites.load_steps import StepResult, requests_at
+from registry.evidence import LatencyEvidence, read_summary
 from registry.outcome import Verdict
-from tasks.benchmarking import Benchmark, document, probe, word_tokenizer
-from tasks.engines.kept_rate import Endpoint, Found, KeptRateSearch
-from tasks.engines.load_prompts import Prompts, from_file, synthetic
+from tasks.bench_targets import probe
+from tasks.benchmarking import Benchmark, document
+from tasks.engines.engine_watch import EngineWatch
+from tasks.engines.fixed_rates import Measuring
+from tasks.engines.kept_rate import Found, KeptRateSearch
+from tasks.engines.load_generator import Traffic
+from tasks.engines.load_prompts import Prompts, from_file, synthetic, word_tokenizer
+from tasks.engines.load_run import LoadRun
 from tasks.engines.vllm_bench import VllmBench
 from tests.mock_server import MockServer, serving
 from tests.unit.load_builders import profile
+
+OF = Measuring(bundle="", profile="test", hardware="here", engine="mock")
 
 CAPACITY = 20.0
 SERVICE = 1 / CAPACITY
@@ -42,7 +50,8 @@ def short(start: float, **changes: Any) -> LoadProfile:
         "warmup_requests": 8,
         "burstiness": 50,
         "request_timeout": 10,
-        "synthetic": {"input_words": 20},
+        "scenarios": {"any": {"unit": "words", "input": 20}},
+        "sustain": 1,
     }
     return profile(**written | changes)
 
@@ -61,8 +70,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def supply(written: LoadProfile) -> Prompts:
-    assert written.synthetic is not None
-    return synthetic(written.synthetic, written.seed)
+    return synthetic(written.scenarios, written.seed)
 
 
 def searching(
@@ -70,10 +78,12 @@ def searching(
     prompts: Prompts | None = None, **changes: Any,
 ) -> KeptRateSearch:  # fmt: skip
     say = changes.pop("say", lambda line: None)
-    endpoint = Endpoint(url=url, model="m", tokenizer=tokenizer, **changes)
-    return KeptRateSearch(
-        written, "test", endpoint, generator, prompts or supply(written), folder, say=say
-    )
+    traffic = Traffic(
+        url, "m", tokenizer, written.sampling.model_dump(), written.burstiness,
+        written.request_timeout, exact_counts=False, **changes,
+    )  # fmt: skip
+    run = LoadRun(traffic, generator, EngineWatch(url), folder / "raw")
+    return KeptRateSearch(written, run, prompts or supply(written), folder, OF, say=say)
 
 
 def one_step(search: KeptRateSearch, rate: float) -> StepResult:
@@ -151,7 +161,13 @@ def test_the_edge_is_found_also_after_a_stop_in_the_middle(
         assert result.hit_rate == 0
         assert result.achieved_rate == pytest.approx(result.rate, rel=0.1)
         assert result.n == sum(requests_at(written, result.rate))
-    as_json = document(Benchmark(done, written, tmp_path))
+    summary = read_summary(tmp_path)
+    assert isinstance(summary, LatencyEvidence)
+    assert summary.harness.startswith("vllm bench serve 0.")
+    assert all(point.client_lag_ms is not None for point in summary.points)
+    busy = max(point.engine["running_max"] or 0 for point in summary.points)
+    assert busy == 1, "one slot"
+    as_json = document(Benchmark(done.verdict, summary, tmp_path, done.requests))
     assert as_json["kept_rate"] == [low, high]
     assert json.loads(json.dumps(as_json)) == as_json
 
@@ -164,10 +180,10 @@ def test_a_cache_of_prompts_fools_nobody(
     written = short(50, seconds_per_rate=2)
     with serving(mock) as url:
         honest = one_step(searching(generator, tokenizer, tmp_path / "a", url, written), 50)
-        assert (honest.void, honest.answer, honest.hit_rate) == (False, "not kept", 0)
+        assert (honest.void, honest.answer, honest.hit_rate) == ("", "not kept", 0)
         # The same seed in another folder sends the same prompts again.
         seeded = one_step(searching(generator, tokenizer, tmp_path / "b", url, written), 50)
-    assert (seeded.void, seeded.answer, seeded.hit_rate) == (True, "undecided", 1)
+    assert (seeded.void, seeded.answer, seeded.hit_rate) == ("cache", "undecided", 1)
     assert "prompts repeat what was asked before" in seeded.cause
 
 
@@ -208,7 +224,7 @@ def test_a_service_that_slows_keeps_nothing(
     written = short(12, seconds_per_rate=6, sla=["e2el p90 2s"])
     with serving(mock) as url:
         result = one_step(searching(generator, tokenizer, tmp_path, url, written), 12)
-    assert (result.answer, result.steady, result.void) == ("not kept", False, False)
+    assert (result.answer, result.steady, result.void) == ("not kept", False, "")
     assert result.cause.startswith("no steady state: ")
     assert result.clauses[0].over == 0
 
@@ -223,7 +239,7 @@ def test_errors_of_1_5_percent_keep_no_p99(
     assert result.failed > 0
     assert result.answer != "kept"
     assert result.clauses[0].over > 0
-    assert (result.void, result.steady) == (False, True)
+    assert (result.void, result.steady) == ("", True)
 
 
 def test_an_endpoint_that_reports_no_usage_is_counted_in_words(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +12,16 @@ from typing import Any
 
 import pytest
 
+from eval_suites.load import LoadProfile
 from eval_suites.loader import TASKS_DIR, load_profile
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LatencyEvidence, read_summary
 from tasks.demo_data import generate
+from tasks.engines.engine_watch import EngineWatch
+from tasks.engines.fixed_rates import Measuring, measure_rates
+from tasks.engines.load_generator import Traffic
+from tasks.engines.load_prompts import from_file
+from tasks.engines.load_run import LoadRun
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
@@ -31,29 +36,42 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def load_job(tmp_path: Path, url: str, tokenizer: Path, rows: list[Row], **changes: Any) -> Row:
+def written(**changes: Any) -> LoadProfile:
+    return LoadProfile.model_validate(
+        {
+            "kind": "load",
+            "description": "for a test",
+            "hardware": "here",
+            "rates": [4.0],
+            "seconds_per_rate": 1.5,
+            "warmup_requests": 1,
+            "sampling": {"temperature": 0.0, "top_p": 1.0, "max_tokens": 8, "seed": 3},
+            "seed": 5,
+            "request_timeout": 3.0,
+            "cache_band": [0, 1],
+            "smoke": True,
+        }
+        | changes
+    )
+
+
+def measure(
+    bench: VllmBench, tmp_path: Path, url: str, tokenizer: Path, rows: list[Row],
+    profile: LoadProfile, key: str = "",
+) -> LatencyEvidence:  # fmt: skip
+    """The rates of a profile with prompts of a file, as a release measures them."""
     prompts = tmp_path / "load.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     prompts.write_text(text, encoding="utf-8")
-    return {
-        "url": url,
-        "served_name": "m",
-        "tokenizer": str(tokenizer),
-        "prompts_file": str(prompts),
-        "rates": [4.0],
-        "seconds_per_rate": 1.5,
-        "warmup_requests": 1,
-        "sampling": {"temperature": 0.0, "top_p": 1.0, "max_tokens": 8, "seed": 3},
-        "burstiness": 1.0,
-        "seed": 5,
-        "request_timeout": 3.0,
-        "out_dir": str(tmp_path / "evidence"),
-        "bundle": "b" * 64,
-        "profile": "test",
-        "hardware": "here",
-        "engine": "pretend",
-        "smoke": True,
-    } | changes
+    folder = tmp_path / "evidence"
+    folder.mkdir(exist_ok=True)
+    traffic = Traffic(
+        url.removesuffix("/v1"), "m", tokenizer, profile.sampling.model_dump(mode="json"),
+        profile.burstiness, profile.request_timeout,
+    )  # fmt: skip
+    run = LoadRun(traffic, bench, EngineWatch(traffic.url, api_key=key), folder / "raw")
+    of = Measuring(bundle="b" * 64, profile="test", hardware="here", engine="pretend")
+    return measure_rates(profile, run, from_file(prompts), folder, of)
 
 
 def requests_of(tmp_path: Path) -> list[Row]:
@@ -155,8 +173,8 @@ def test_faults_are_failed_requests_and_numbers_are_the_stopwatchs(
     with VllmBench("secret-key", log=tmp_path / "bench.log") as bench:
         started = time.monotonic()
         with pytest.raises(UserError, match="holds 7 different prompts, 9 are needed"):
-            bench.measure(load_job(tmp_path, url, random_llama, rows, seconds_per_rate=2))
-        bench.measure(load_job(tmp_path, url, random_llama, rows))
+            measure(bench, tmp_path, url, random_llama, rows, written(seconds_per_rate=2))
+        summary = measure(bench, tmp_path, url, random_llama, rows, written())
         seconds = time.monotonic() - started
 
     assert server.keys == {"Bearer secret-key"}
@@ -184,16 +202,15 @@ def test_faults_are_failed_requests_and_numbers_are_the_stopwatchs(
     assert found["hangs"]["error"] == "no end within 3.0 s"
     assert found["hangs"]["e2el_ms"] is None
 
-    summary = read_summary(tmp_path / "evidence")
-    assert isinstance(summary, LatencyEvidence)
+    assert read_summary(tmp_path / "evidence") == summary
     (point,) = summary.points
     assert (point.total, point.ok, point.failed) == (6, 3, 3)
-    assert point.e2el_ms["p50"] is not None
+    assert point.e2el_ms["p50"] is None, "half of them failed"
     assert point.e2el_ms["p90"] is None
     # 6 requests after the warm-up, counted by the pretend engine.
     assert point.prefix_cache_hit_rate == pytest.approx(0.25)
     assert point.acceptance_length == pytest.approx(2.5)
-    raw = json.loads((tmp_path / "evidence" / "raw" / "point0.json").read_text())
+    raw = json.loads((tmp_path / "evidence" / "raw" / "step001-1.json").read_text())
     assert raw["spec_decode_acceptance_length"] == pytest.approx(2.5), "vLLM's own, the same"
     assert point.duration_s < summary.seconds < seconds
     assert "secret-key" not in (tmp_path / "bench.log").read_text()
@@ -201,27 +218,17 @@ def test_faults_are_failed_requests_and_numbers_are_the_stopwatchs(
 
 def test_a_server_that_is_not_there_is_no_evidence(random_llama: Path, tmp_path: Path) -> None:
     rows = [{"id": f"p{index}", "prompt": f"prompt {index}"} for index in range(7)]
-    job = load_job(tmp_path, "http://127.0.0.1:9", random_llama, rows)
     with (
         VllmBench("", log=tmp_path / "bench.log") as bench,
         pytest.raises(
             InfrastructureError, match=r"no warm-up request was answered: .*Cannot connect"
         ),
     ):
-        bench.measure(job)
+        measure(bench, tmp_path, "http://127.0.0.1:9", random_llama, rows, written())
     assert not (tmp_path / "evidence" / "summary.json").exists()
 
 
 # -- the real one ----------------------------------------------------------------------------
-
-
-def linear(values: list[float], percent: float) -> float:
-    """numpy's default percentile, which vLLM prints."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def test_real_server_load_and_accuracy(random_llama: Path, tmp_path: Path) -> None:
@@ -270,19 +277,11 @@ def test_real_server_load_and_accuracy(random_llama: Path, tmp_path: Path) -> No
             env={"KEY_OF_TEST": server.api_key},
         )
         before = server.metrics()["vllm:generation_tokens_total"]
-        bench.measure(
-            load_job(
-                tmp_path,
-                server.url,
-                random_llama,
-                parts["load"],
-                rates=profile.rates,
-                seconds_per_rate=profile.seconds_per_rate,
-                warmup_requests=0,
-                sampling=sampling,
-                request_timeout=60.0,
-            )
-        )
+        changes = {"warmup_requests": 0, "request_timeout": 60.0}
+        summary = measure(
+            bench, tmp_path, server.url, random_llama, parts["load"],
+            profile.model_copy(update=changes), server.api_key,
+        )  # fmt: skip
         generated = server.metrics()["vllm:generation_tokens_total"] - before
     assert accuracy["items_asked"] == accuracy["items_scored"] == 12
 
@@ -296,16 +295,18 @@ def test_real_server_load_and_accuracy(random_llama: Path, tmp_path: Path) -> No
         assert row["prompt_tokens"] == sizes[row["request_id"]] + 3
         # A character of several bytes comes in one chunk.
         assert len(row["itl_ms"]) < row["output_tokens"]
-    summary = read_summary(tmp_path / "evidence")
-    assert isinstance(summary, LatencyEvidence)
     assert [point.total for point in summary.points] == [4, 8, 16]
     for index, point in enumerate(summary.points):
-        raw = json.loads((tmp_path / "evidence" / "raw" / f"point{index}.json").read_text())
-        mine = [row for row in rows if row["rate"] == point.rate]
-        for name in ("ttft", "tpot", "e2el"):
-            values = [row[f"{name}_ms"] for row in mine if row[f"{name}_ms"] is not None]
+        raw = json.loads(
+            (tmp_path / "evidence" / "raw" / f"step{index + 1:03d}-1.json").read_text()
+        )
+        for name, own in (
+            ("ttft", point.ttft_ms),
+            ("tpot", point.tpot_ms),
+            ("e2el", point.e2el_ms),
+        ):
             for percent in (50, 90, 95, 99):
-                assert raw[f"p{percent}_{name}_ms"] == pytest.approx(linear(values, percent))
+                assert own[f"p{percent}"] == pytest.approx(raw[f"p{percent}_{name}_ms"], rel=1e-6)
         assert point.output_tokens_per_s == pytest.approx(raw["output_throughput"])
         assert point.acceptance_length is None
         # Longest common beginning of two prompts: less than one block of the cache.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eval_suites.load import LoadProfile
+from tasks.engines.load_generator import Batch, Sent, Traffic
 
 Row = dict[str, Any]
 
@@ -26,7 +27,7 @@ def profile(**changes: Any) -> LoadProfile:
         "search": {"lowest": 0.5, "highest": 200, "minutes": 1000},
         "sla": ["e2el p99 2s"],
         "seconds_per_rate": 10,
-        "synthetic": {"input_words": 8},
+        "scenarios": {"any": {"unit": "words", "input": 8}},
         "warmup_requests": 16,
         "sampling": {"temperature": 0.0, "top_p": 1.0, "max_tokens": 64, "seed": 0},
         "seed": 500,
@@ -95,16 +96,10 @@ class Queue:
 
     def rows(self, rate: float, count: int) -> list[Row]:
         starts = self.arrivals(rate, count)
-        rows = []
-        for start, answer in zip(starts, self.answers(starts), strict=True):
-            if answer is None:
-                rows.append(row(start, None))
-                continue
-            wait, time = (1000 * part for part in answer)
-            each = time / TOKENS
-            times = {"ttft_ms": wait + each, "tpot_ms": each, "itl_ms": [each] * 3}
-            rows.append(row(start, wait + time, **times))
-        return rows
+        return [
+            answered(start, answer)
+            for start, answer in zip(starts, self.answers(starts), strict=True)
+        ]
 
     def kept_below(self, limit: float, percent: float) -> float:
         """Of an M/M/1 queue: times in the system are exponential with rate 1 / service - rate."""
@@ -112,41 +107,59 @@ class Queue:
 
 
 @dataclass
+class Watched:
+    """Stands for what an `EngineWatch` has seen."""
+
+    growth: dict[str, float] = field(default_factory=dict)
+    samples: list[Row] = field(default_factory=list)
+
+    def summary(self) -> dict[str, float | None]:
+        return {"running_max": 1.0, "preemptions": 0.0}
+
+
+@dataclass
 class QueueBench:
-    """Stands for `VllmBench`: the same files from a queue that is computed."""
+    """Stands for a load generator and for the engine's watch: a queue that is computed."""
 
     queue: Queue
     hit_rate: float | None = 0.0
+    lag_ms: float | None = None
+    slowest_sending: float = 10_000.0
+    """Requests/s that it can send at most."""
     sent: list[str] = field(default_factory=list)
+    version: str = "computed"
 
-    def send(self, order: Mapping[str, Any], timeout: float | None = None) -> Row:
-        (point,) = order["points"]
-        self.sent += [one["messages"][-1]["content"] for one in point["rows"]]
-        count = len(point["rows"])
-        rate = point["rate"]
+    def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
+        self.sent += [one["messages"][-1]["content"] for one in batch.rows]
+        count = len(batch.rows)
+        rate = min(batch.rate, self.slowest_sending) if batch.rate else None
         starts = self.queue.arrivals(rate, count) if rate else [1e-6 * i for i in range(count)]
         answers = self.queue.answers(starts)
+        rows = []
+        for asked, start, answer in zip(batch.rows, starts, answers, strict=True):
+            known = {"request_id": asked["id"], "scenario": asked.get("scenario")}
+            rows.append(answered(start, answer) | known)
         ends = [s + (sum(a) if a else 0) for s, a in zip(starts, answers, strict=True)]
-        raw = {
-            "start_times": starts,
-            "errors": ["" if answer else "503" for answer in answers],
-            "input_lens": [8] * count,
-            "output_lens": [TOKENS if answer else 0 for answer in answers],
-            "ttfts": [a[0] + a[1] / TOKENS if a else 0.0 for a in answers],
-            "itls": [[0.0, *[a[1] / TOKENS] * 3] if a else [] for a in answers],
-            "latencies": [sum(a) if a else 0.0 for a in answers],
-            "duration": max(ends),
-        }
-        folder = Path(order["raw_dir"])
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "point0.json").write_text(json.dumps(raw))
-        after = {}
+        return Sent(rows, max(ends), self.lag_ms)
+
+    @contextmanager
+    def step(self) -> Iterator[Watched]:
+        before, watched = len(self.sent), Watched()
+        yield watched
+        count = len(self.sent) - before
         if self.hit_rate is not None:
-            after = {
+            watched.growth = {
                 "vllm:prefix_cache_queries_total": 10.0 * count,
                 "vllm:prefix_cache_hits_total": 10.0 * count * self.hit_rate,
             }
-        return {
-            "vllm": "computed",
-            "points": [{"raw": "point0.json", "before": {}, "after": after}],
-        }
+        watched.samples = [{"at_s": 0.0, "running": 1.0, "waiting": 0.0}]
+
+
+def answered(start: float, answer: tuple[float, float] | None) -> Row:
+    """A row from wait and service in seconds; failed where there is no answer."""
+    if answer is None:
+        return row(start, None)
+    wait, time = (1000 * part for part in answer)
+    each = time / TOKENS
+    times = {"ttft_ms": wait + each, "tpot_ms": each, "itl_ms": [each] * 3}
+    return row(start, wait + time, **times)

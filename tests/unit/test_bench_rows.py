@@ -10,8 +10,32 @@ import pytest
 
 from eval_suites import loader
 from registry.errors import InfrastructureError, UserError
-from registry.evidence import REQUEST_COLUMNS
-from tasks.engines.vllm_bench import load_point, request_count, request_rows, share_out
+from registry.evidence import REQUEST_COLUMNS, LoadPoint
+from tasks.engines.fixed_rates import judged, request_count, requests_of
+from tasks.engines.load_evidence import load_point
+from tasks.engines.load_generator import Batch
+from tasks.engines.load_prompts import from_file
+from tasks.engines.load_run import Seen
+from tasks.engines.vllm_bench import request_rows
+from tests.unit.load_builders import profile
+
+
+def batch(*ids: str, rate: float = 2.0, **changes: Any) -> Batch:
+    rows = [{"id": identity, "messages": []} | changes for identity in ids]
+    return Batch(rows, seed=0, rate=rate)
+
+
+def seen(rows: list[dict[str, Any]], duration: float, **growth: float) -> Seen:
+    counters = {f"vllm:{name}_total": value for name, value in growth.items()}
+    return Seen([rows], duration, growth=counters)
+
+
+FIXED = profile(search=None, rates=[2.0], sla=[], scenarios={})
+
+
+def point_of(rows: list[dict[str, Any]], duration: float, **growth: float) -> LoadPoint:
+    measured = seen(rows, duration, **growth)
+    return load_point(FIXED, judged(FIXED, None, measured), measured)
 
 
 def raw(**changes: list[Any]) -> dict[str, Any]:
@@ -30,7 +54,7 @@ def raw(**changes: list[Any]) -> dict[str, Any]:
 
 
 def test_rows_in_milliseconds() -> None:
-    first, refused, single = request_rows(2.0, ["a", "b", "c"], raw(), max_tokens=8)
+    first, refused, single = request_rows(batch("a", "b", "c"), raw(), max_tokens=8)
     assert tuple(first) == tuple(refused) == tuple(single) == REQUEST_COLUMNS
     assert (first["start_s"], refused["start_s"], single["start_s"]) == (0.0, 0.5, 2.0)
     assert first["ttft_ms"] == pytest.approx(100)
@@ -40,7 +64,7 @@ def test_rows_in_milliseconds() -> None:
     assert (first["prompt_tokens"], first["output_tokens"]) == (20, 4)
     assert refused["ok"] is False
     assert refused["error"] == "Service Unavailable"
-    assert all(refused[name] is None for name in REQUEST_COLUMNS[5:]), "no time is no zero"
+    assert all(refused[name] is None for name in REQUEST_COLUMNS[5:-1]), "no time is no zero"
     assert single["ok"] and single["error"] is None
     assert single["tpot_ms"] is None, "one token has no time between tokens"
     assert single["itl_ms"] == []
@@ -58,42 +82,73 @@ def test_rows_in_milliseconds() -> None:
 )
 def test_a_result_that_is_not_what_was_asked(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InfrastructureError, match=message):
-        request_rows(2.0, ["a", "b", "c"], raw(**changes), max_tokens=8)
+        request_rows(batch("a", "b", "c"), raw(**changes), max_tokens=8)
 
 
 def test_point_of_three() -> None:
-    rows = request_rows(2.0, ["a", "b", "c"], raw(), max_tokens=8)
-    before = {"vllm:prefix_cache_queries_total": 100.0, "vllm:prefix_cache_hits_total": 50.0}
-    after = {"vllm:prefix_cache_queries_total": 150.0, "vllm:prefix_cache_hits_total": 60.0}
-    point = load_point(2.0, rows, 2.5, before, after)
+    rows = request_rows(batch("a", "b", "c"), raw(), max_tokens=8)
+    point = point_of(rows, 2.5, prefix_cache_queries=50.0, prefix_cache_hits=1.0)
     assert (point.total, point.ok, point.failed) == (3, 2, 1)
     assert point.achieved_rate == pytest.approx(1.0), "2 intervals in 2 s"
     assert point.output_tokens_per_s == pytest.approx(2.0), "5 tokens in 2.5 s"
-    # Ranks over three requests: P50 is the second, the failed one is the last.
+    # Three requests, the failed one the last: P50 is the second, P90 lies beyond it.
     assert point.ttft_ms["p50"] == pytest.approx(250)
     assert point.ttft_ms["p90"] is None
-    # One answer has a TPOT, one has failed: P50 is the first of two.
-    assert point.tpot_ms["p50"] == pytest.approx(200)
-    assert point.tpot_ms["p90"] is None
+    # One answer has a TPOT, one has failed: P50 lies between them.
+    assert point.tpot_ms["p50"] is None
     # Three intervals of two answers; the failed request weighs ceil(3 / 2) = 2: P50 is the
     # third of five.
     assert point.itl_ms["p50"] == pytest.approx(400)
     assert point.itl_ms["p90"] is None
-    assert point.prefix_cache_hit_rate == pytest.approx(0.2), "10 of 50 tokens"
+    assert point.prefix_cache_hit_rate == pytest.approx(0.02), "1 of 50 tokens"
     assert point.acceptance_length is None, "no draft"
+    assert (point.one_token, point.truncated) == (1, 0)
+    assert (point.answer, point.within_sla, point.goodput) == (None, None, None), "no SLA"
+
+
+def test_goodput_counts_what_keeps_every_line_by_itself() -> None:
+    rows = request_rows(batch("a", "b", "c"), raw(), max_tokens=8)
+    for sla, within in (
+        (["e2el p99 2s"], 2), (["e2el p99 500ms"], 1), (["e2el p99 2s", "ttft p50 200ms"], 1),
+        (["tpot p90 100ms"], 1), (["itl p90 150ms"], 1), (["e2el p99 1ms"], 0),
+    ):  # fmt: skip
+        written = profile(search=None, rates=[2.0], sla=sla, scenarios={})
+        measured = seen(rows, 2.5)
+        point = load_point(written, judged(written, 2.0, measured), measured)
+        assert point.within_sla == within
+        assert point.goodput == pytest.approx(within / 2.5)
+
+
+def test_costs_are_of_what_was_answered() -> None:
+    rows = request_rows(batch("a", "b", "c"), raw(), max_tokens=8)
+    measured = seen(rows, 2.5)
+    result = judged(FIXED, 2.0, measured)
+    point = load_point(FIXED, result, measured, price_per_hour=3.6)
+    # A thousandth per second: 2 answers and 5 tokens in 2.5 s.
+    assert point.cost["per_request"] == pytest.approx(0.001 / 0.8)
+    assert point.cost["per_million_output_tokens"] == pytest.approx(0.001 / 2 * 1e6)
+    assert set(load_point(FIXED, result, measured).cost.values()) == {None}
+
+
+def test_exactly_as_many_tokens_as_asked_or_failed() -> None:
+    (row,) = request_rows(
+        batch("a", output_tokens=4), {name: values[:1] for name, values in raw().items()}, 8
+    )
+    assert (row["ok"], row["output_tokens"]) == (True, 4)
+    (row,) = request_rows(
+        batch("a", output_tokens=9), {name: values[:1] for name, values in raw().items()}, 8
+    )
+    assert (row["ok"], row["error"]) == (False, "4 of exactly 9 tokens came")
+    (row,) = request_rows(
+        batch("a", output_tokens=9), {name: values[:1] for name, values in raw().items()}, None
+    )
+    assert row["ok"], "an endpoint that is not ours counts as it likes"
 
 
 def test_acceptance_length_counts_the_targets_own_token() -> None:
-    rows = request_rows(2.0, ["a", "b", "c"], raw(), max_tokens=8)
-    before = {
-        "vllm:spec_decode_num_drafts_total": 10.0,
-        "vllm:spec_decode_num_accepted_tokens_total": 10.0,
-    }
-    after = {
-        "vllm:spec_decode_num_drafts_total": 110.0,
-        "vllm:spec_decode_num_accepted_tokens_total": 180.0,
-    }
-    assert load_point(2.0, rows, 1.0, before, after).acceptance_length == pytest.approx(2.7)
+    rows = request_rows(batch("a", "b", "c"), raw(), max_tokens=8)
+    point = point_of(rows, 1.0, spec_decode_num_drafts=100.0, spec_decode_num_accepted_tokens=170.0)
+    assert point.acceptance_length == pytest.approx(2.7)
 
 
 def test_failed_requests_stay_in_the_percentiles() -> None:
@@ -110,12 +165,12 @@ def test_failed_requests_stay_in_the_percentiles() -> None:
         "itls": [[] if index in failed else [0.0] + [0.05] * 10 for index in range(40)],
         "latencies": latencies,
     }
-    rows = request_rows(10.0, [f"r{index:02}" for index in range(40)], result, 64)
-    point = load_point(10.0, rows, 5.0, {}, {})
+    ids = [f"r{index:02}" for index in range(40)]
+    point = point_of(request_rows(batch(*ids, rate=10.0), result, 64), 5.0)
     assert (point.total, point.ok, point.failed) == (40, 30, 10)
-    # Rank 20 of 40 is the 20th of the answered: 720 + 19 * 40. Rank 36 is a failed request; over
-    # the answered alone P95 would be 1822 ms and within a limit of 2000 ms.
-    assert point.e2el_ms == {"p50": pytest.approx(1480), "p90": None, "p95": None, "p99": None}
+    # Between the 20th and the 21st of the answered: 720 + 19.5 * 40. P90 lies among the failed;
+    # over the answered alone P95 would be 1822 ms and within a limit of 2000 ms.
+    assert point.e2el_ms == {"p50": pytest.approx(1500), "p90": None, "p95": None, "p99": None}
     assert point.itl_ms["p50"] == pytest.approx(50)
     assert point.itl_ms["p90"] is None
 
@@ -130,7 +185,7 @@ def test_nothing_answered_is_no_zero() -> None:
         "itls": [[]] * 5,
         "latencies": [0.0] * 5,
     }
-    point = load_point(1.0, request_rows(1.0, list("abcde"), result, 8), 5.0, {}, {})
+    point = point_of(request_rows(batch(*"abcde", rate=1.0), result, 8), 5.0)
     assert (point.total, point.ok, point.failed) == (5, 0, 5)
     for times in (point.ttft_ms, point.tpot_ms, point.itl_ms, point.e2el_ms):
         assert set(times.values()) == {None}
@@ -151,39 +206,23 @@ def prompts_file(folder: Path, prompts: list[str]) -> Path:
     return path
 
 
-def test_no_prompt_is_sent_twice(tmp_path: Path) -> None:
-    path = prompts_file(tmp_path, ["a", "b", "a", "c", "d", "e", "f", "g"])
-    warmup, parts = share_out(path, 2, [1, 3])
-    assert [row["id"] for row in warmup] == ["p0", "p1"]
-    assert [[row["id"] for row in part] for part in parts] == [["p3"], ["p4", "p5", "p6"]]
-    assert warmup[0]["messages"] == [{"role": "user", "content": "a"}]
-
-
-def test_too_few_prompts_says_how_many_are_needed(tmp_path: Path) -> None:
-    path = prompts_file(tmp_path, ["a", "b", "a"])
-    with pytest.raises(UserError, match=r"holds 2 different prompts, 7 are needed") as caught:
-        share_out(path, 2, [1, 4])
-    assert "raise the size of the load part to 7" in str(caught.value)
-
-
-def test_every_bad_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "load.jsonl"
-    path.write_text('{"id": "a"}\n{"id": "b", "prompt": "x"}\n[]\nnonsense\n', encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        share_out(path, 0, [1])
-    assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == [
-        "1",
-        "3",
-        "4",
-    ]
+def test_what_a_profile_sends_is_known_before(tmp_path: Path) -> None:
+    written = profile(search=None, rates=[1, 4], seconds_per_rate=1, warmup_requests=2)
+    assert requests_of(written) == 2 + 1 + 4
+    assert requests_of(written.model_copy(update={"repeats": 3})) == 2 + 3 * 5
+    loop = profile(search=None, concurrencies=[2, 3], seconds_per_rate=2, warmup_requests=0)
+    assert requests_of(loop) == 2 * 2 + 3 * 2
+    supply = from_file(prompts_file(tmp_path, ["a", "b", "a"]))
+    with pytest.raises(UserError, match=r"holds 2 different prompts, 7 are needed"):
+        supply.require(7)
 
 
 @pytest.mark.parametrize("name", ["demo_cpu_2core", "smollm2_cpu_2core", "smoke_cpu"])
 def test_shipped_profiles(name: str) -> None:
-    profile = loader.load_profile(name)
-    assert len(profile.rates) >= 3
-    assert profile.sampling.temperature == 0
-    assert profile.smoke == name.startswith("smoke")
+    shipped = loader.load_profile(name)
+    assert len(shipped.rates) >= 3
+    assert shipped.sampling.temperature == 0
+    assert shipped.smoke == name.startswith("smoke")
 
 
 @pytest.mark.parametrize("name", ["freight", "freight_smoke", "intent_label"])

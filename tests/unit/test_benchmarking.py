@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval_suites.load_steps import ClauseResult, StepResult
-from eval_suites.rate_search import KeptRate
 from registry.errors import InfrastructureError, UserError
-from registry.evidence import LoadPoint
+from registry.evidence import LatencyEvidence, LoadPoint
 from registry.outcome import Verdict
-from tasks.benchmarking import (
-    Benchmark,
-    bench_url,
-    document,
-    endpoint_base,
-    first_prompt,
-    probe,
-    supply,
-    word_tokenizer,
-)
-from tasks.engines.kept_rate import Found, Step, _point
+from tasks.bench_targets import endpoint_base, opened, probe, url_target
+from tasks.benchmarking import Benchmark, bench, document, fixed_verdict, with_kept_rate
+from tasks.engines.fixed_rates import judged
+from tasks.engines.load_evidence import load_point
+from tasks.engines.load_prompts import first_prompt, supply_of, word_tokenizer
+from tasks.engines.load_run import Seen
 from tests.unit.load_builders import evenly, profile
 
 
@@ -135,17 +129,46 @@ def test_nobody_there_is_no_answer() -> None:
 
 
 def test_nothing_is_left_behind_where_nobody_answers(tmp_path: Path) -> None:
+    nobody = url_target("http://127.0.0.1:9", "m", "", None)
     with pytest.raises(InfrastructureError):
-        bench_url("http://127.0.0.1:9", "m", "mock_smoke", out=tmp_path / "out")
+        bench(nobody, "nobody", "mock_smoke", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_profile_of_fixed_rates_is_refused_before_anything_is_asked(endpoint: Endpoint) -> None:
-    with pytest.raises(UserError, match="has fixed rates and no search"):
-        bench_url(endpoint.base, "m", "smoke_cpu")
-    with pytest.raises(UserError):
-        bench_url(endpoint.base, "m", "no_such_profile")
+def test_a_mistake_is_found_before_anything_is_asked(endpoint: Endpoint) -> None:
+    def asked(load: str, **changes: Any) -> None:
+        bench(url_target(endpoint.base, "m", "", None), "here", load, **changes)
+
+    with pytest.raises(UserError, match="has no `sla`"):
+        asked("smoke_cpu")
+    with pytest.raises(UserError, match="no_such_profile"):
+        asked("no_such_profile")
+    with pytest.raises(UserError, match="--generator wrk"):
+        asked("mock_smoke", generator="wrk")
+    with pytest.raises(UserError, match="no_such_machine"):
+        asked("mock_smoke", hardware="no_such_machine")
     assert endpoint.asked == []
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{}, {"url": "http://here"}, {"url": "http://here", "model": "m", "bundle": "m@champion"},
+     {"bundle": "m@champion", "model": "m"}, {"bundle": "m@champion", "serve": "s"},
+     {"url": "http://here", "model": "m", "serve": "s"}, {"model": "m", "tokenizer": Path("t")},
+     {"serve": "s"}],
+)  # fmt: skip
+def test_exactly_one_target_is_named(named: dict[str, Any]) -> None:
+    nothing = dict.fromkeys(("url", "model", "bundle", "serve", "tokenizer"))
+    with pytest.raises(UserError, match="needs one of: --url with --model"):
+        opened(**nothing | named, api_key="")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    target, _ = opened(
+        url=None, model=str(tmp_path), bundle=None, serve=None, tokenizer=None, api_key=""
+    )
+    with pytest.raises(UserError, match=r"there is no config\.json"), target:
+        pass
 
 
 # -- prompts and tokens ----------------------------------------------------------------------
@@ -154,11 +177,9 @@ def test_a_profile_of_fixed_rates_is_refused_before_anything_is_asked(endpoint: 
 def test_prompts_come_from_the_file_or_the_profile(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"id": "a", "prompt": "one"}\n', encoding="utf-8")
-    assert supply(profile(), file).take(1)[0]["id"] == "a"
-    (row,) = supply(profile(), None).take(1)
+    assert supply_of(profile(), file).take(1)[0]["id"] == "a"
+    (row,) = supply_of(profile(), None).take(1)
     assert len(row["messages"][0]["content"].split()) == 8
-    with pytest.raises(UserError, match="none are named, and the profile has no `synthetic` ones"):
-        supply(profile(synthetic=None), None)
 
 
 def test_no_two_searches_send_the_same_prompts(tmp_path: Path) -> None:
@@ -166,7 +187,7 @@ def test_no_two_searches_send_the_same_prompts(tmp_path: Path) -> None:
     sent = []
     for name in ("first", "second", "first"):
         (tmp_path / name).mkdir(exist_ok=True)
-        rows = supply(profile(), None, first_prompt(tmp_path / name)).take(100)
+        rows = supply_of(profile(), None, first_prompt(tmp_path / name)).take(100)
         sent.append({row["messages"][0]["content"] for row in rows})
     assert not sent[0] & sent[1]
     assert sent[0] == sent[2]
@@ -180,64 +201,88 @@ def test_the_word_tokenizer_counts_words(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in ("", "order", "order truck 7f port", "word " * 500):
         assert len(tokenizer(text).input_ids) == len(text.split())
-    (row,) = supply(profile(synthetic={"prefix_words": 50, "input_words": 70}), None).take(1)
+    (row,) = supply_of(
+        profile(scenarios={"any": {"unit": "words", "prefix": 50, "input": 70}}), None
+    ).take(1)
     assert len(tokenizer(row["messages"][0]["content"]).input_ids) == 120
 
 
 # -- the answer ------------------------------------------------------------------------------
 
 
-def step(answer: str, void: bool = False, sla: str = "e2el p99 2s", **changes: Any) -> Step:
-    written = profile(sla=[sla])
-    (clause,) = written.sla
-    clauses = () if void else (ClauseResult(clause, answer, 150.0, 170.0, 0),)  # type: ignore[arg-type]
-    result = StepResult(
-        rate=10.0, answer=answer, void=void, n=3, hit_rate=0.01, clauses=clauses, **changes  # type: ignore[arg-type]
+def point(
+    answer: str = "kept", sla: str = "e2el p90 2s", rate: float = 10.0, **growth: float
+) -> LoadPoint:
+    """From 300 requests at one rate: some of 3 s where it is lost, one where it is open."""
+    over = {"kept": 0, "undecided": 25, "not kept": 60, "void": 0}[answer]
+    times: list[float | None] = [100.0] * 300
+    for index in range(over):
+        times[40 + index * 4] = 3000.0
+    if answer == "void":
+        growth = {"vllm:prefix_cache_queries_total": 10.0, "vllm:prefix_cache_hits_total": 9.0}
+    written = profile(search=None, rates=[rate], sla=[sla])
+    seen = Seen([evenly(rate, times)], 30.0, growth=growth)
+    return load_point(written, judged(written, rate, seen), seen)
+
+
+def finished(
+    *points: LoadPoint,
+    kept: tuple[float | None, float | None] = (None, None),
+    verdict: Verdict = Verdict.PASS,
+) -> Benchmark:
+    evidence = LatencyEvidence(
+        bundle="", profile="p", hardware="h", engine="e", harness="g", settings={},
+        points=list(points), sla=["e2el p90 2000ms"], kept_rate=kept, notes=["a note"],
+        measured_at=datetime.now(UTC), seconds=1.0,
     )  # fmt: skip
-    return Step(result, _point(result, evenly(10, [100.0, 110.0, None]), 1.0, {}))
-
-
-def finished(*steps: Step, rates: KeptRate, verdict: Verdict = Verdict.PASS) -> Benchmark:
-    found = Found(verdict, rates, list(steps), ["a note"], 1234)
-    return Benchmark(found, profile(), Path("/evidence"))
+    return Benchmark(verdict, evidence, Path("/evidence"), 1234)
 
 
 def test_the_document_has_what_automation_reads() -> None:
-    done = document(finished(step("kept"), rates=KeptRate(10.0, 12.0)))
+    done = document(finished(point(sla="e2el p99 2s"), kept=(10.0, 12.0)))
     assert done["verdict"] == "PASS"
     assert done["kept_rate"] == [10.0, 12.0]
-    assert done["sla"] == ["e2el p99 2000ms"]
+    assert done["sla"] == ["e2el p90 2000ms"]
     assert (done["requests_total"], done["evidence"]) == (1234, "/evidence")
-    (point,) = done["points"]
-    assert set(point) >= {
+    (shown,) = done["points"]
+    assert set(shown) >= {
         "rate", "verdict", "cause", "n", "failed", "hit_rate", "steady", "p99_e2el",
         "p99_e2el_bound",
     }  # fmt: skip
-    assert (point["p99_e2el"], point["p99_e2el_bound"]) == (150.0, 170.0)
+    assert shown["p99_e2el"] == 100.0
+    assert shown["p99_e2el_bound"] is None, "270 judged requests bound no P99"
     assert json.loads(json.dumps(done, allow_nan=False)) == done
 
 
 def test_no_rate_is_null() -> None:
-    assert document(finished(rates=KeptRate(None, None)))["kept_rate"] == [None, None]
-    assert document(finished(rates=KeptRate(None, 2.0)))["kept_rate"] == [None, 2.0]
+    assert document(finished())["kept_rate"] == [None, None]
+    assert document(finished(kept=(None, 2.0)))["kept_rate"] == [None, 2.0]
 
 
 @pytest.mark.parametrize(
-    ("answer", "void", "verdict"),
-    [("kept", False, "PASS"), ("not kept", False, "FAIL"),
-     ("undecided", False, "INCONCLUSIVE"), ("undecided", True, "ANOMALOUS")],
-)  # fmt: skip
-def test_verdicts_of_points(answer: str, void: bool, verdict: str) -> None:
-    done = document(finished(step(answer, void, cause="why"), rates=KeptRate(None, None)))
-    assert (done["points"][0]["verdict"], done["points"][0]["cause"]) == (verdict, "why")
+    ("answer", "verdict"),
+    [("kept", "PASS"), ("not kept", "FAIL"), ("undecided", "INCONCLUSIVE"), ("void", "ANOMALOUS")],
+)
+def test_verdicts_of_points(answer: str, verdict: str) -> None:
+    made = point(answer)
+    assert made.answer == answer
+    (shown,) = document(finished(made))["points"]
+    assert (shown["verdict"], shown["cause"]) == (verdict, made.cause)
+    assert bool(made.cause) == (answer != "kept")
+
+
+def test_fixed_rates_have_an_interval_and_a_verdict() -> None:
+    points = [point("kept", rate=1.0), point("kept", rate=2.0), point("not kept", rate=4.0)]
+    assert with_kept_rate(finished(*points).evidence).kept_rate == (2.0, 4.0)
+    assert fixed_verdict(points) is Verdict.FAIL
+    assert fixed_verdict(points[:2]) is Verdict.PASS
+    assert fixed_verdict([*points[:2], point("undecided")]) is Verdict.INCONCLUSIVE
+    assert fixed_verdict([*points, point("void")]) is Verdict.ANOMALOUS
 
 
 def test_a_p99_that_the_sla_does_not_ask_for_has_no_bound() -> None:
-    (point,) = document(
-        finished(step("kept", sla="ttft p90 1s"), rates=KeptRate(10.0, None))
-    )["points"]  # fmt: skip
-    assert point["p99_e2el_bound"] is None
-    assert point["p99_e2el"] is None, "one of three failed: the P99 is beyond every time"
-    made = step("kept", sla="ttft p90 1s").point
-    assert isinstance(made, LoadPoint)
-    assert made.values == {"ttft p90 1000ms": 150.0}
+    made = point(sla="ttft p90 1s")
+    (shown,) = document(finished(made))["points"]
+    assert shown["p99_e2el_bound"] is None
+    assert shown["p99_e2el"] == 100.0
+    assert made.values == {"ttft p90 1000ms": 25.0}

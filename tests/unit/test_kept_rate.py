@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ from eval_suites.load_steps import requests_at
 from registry.errors import UserError
 from registry.evidence import LatencyEvidence, read_summary
 from registry.outcome import Verdict
-from tasks.engines.kept_rate import STATE, Endpoint, Found, KeptRateSearch
-from tasks.engines.load_prompts import synthetic
-from tests.unit.load_builders import Queue, QueueBench, Row, profile
+from tasks.engines.fixed_rates import Measuring
+from tasks.engines.kept_rate import STATE, Found, KeptRateSearch
+from tasks.engines.load_generator import Batch, Sent, Traffic
+from tasks.engines.load_prompts import from_file, synthetic
+from tasks.engines.load_run import LoadRun
+from tests.unit.load_builders import Queue, QueueBench, Watched, profile
 
-ENDPOINT = Endpoint(url="http://here", model="m", tokenizer=Path())
+TRAFFIC = Traffic(url="http://here", model="m", tokenizer=Path(), sampling={})
+OF = Measuring(bundle="", profile="test", hardware="here", engine="computed")
 
 
 def search(
@@ -27,11 +32,14 @@ def search(
     bench: Any,
     written: LoadProfile,
     say: Callable[[str], None] = lambda line: None,
-    endpoint: Endpoint = ENDPOINT,
+    traffic: Traffic = TRAFFIC,
 ) -> Found:
-    assert written.synthetic is not None
-    prompts = synthetic(written.synthetic, written.seed)
-    return KeptRateSearch(written, "test", endpoint, bench, prompts, folder, say=say).run()
+    """A search whose time is the queue's own."""
+    prompts = synthetic(written.scenarios, written.seed)
+    run = LoadRun(traffic, bench, bench, folder / "raw")
+    return KeptRateSearch(
+        written, run, prompts, folder, OF, say=say, clock=lambda: bench.queue.now
+    ).run()
 
 
 def test_the_edges_of_queueing_theory_are_found(tmp_path: Path) -> None:
@@ -108,31 +116,27 @@ def test_a_search_without_time_says_what_it_did_not_measure(tmp_path: Path) -> N
     done = search(tmp_path, QueueBench(Queue()), written)
     assert (done.verdict, done.steps) == (Verdict.INCONCLUSIVE, [])
     (note,) = done.notes
-    assert note.startswith("10 requests/s was not measured: it takes 55 s, and of the search's 0.5")
+    assert note.startswith("10 requests/s was not measured: it takes 44 s, and of the search's 0.5")
 
 
-class Scripted:
+class Scripted(QueueBench):
     """A server with one answer per step: the times of all its requests, in ms."""
 
     def __init__(self, answers: Mapping[float, Sequence[float | str]]) -> None:
+        super().__init__(Queue(service=0.001, exponential=False))
         self.answers = {rate: list(times) for rate, times in answers.items()}
-        self.bench = QueueBench(Queue(service=0.001, exponential=False))
 
-    def send(self, order: Mapping[str, Any], timeout: float | None = None) -> Row:
-        (point,) = order["points"]
-        rate = point["rate"]
-        done = self.bench.send(order, timeout)
-        if rate is not None:
-            left = self.answers[round(rate, 1)]
+    def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
+        done = super().send(traffic, batch, raw)
+        if batch.rate is not None:
+            left = self.answers[round(batch.rate, 1)]
             wanted = left.pop(0) if len(left) > 1 else left[0]
-            file = Path(order["raw_dir"]) / "point0.json"
-            raw = json.loads(file.read_text())
-            count = len(raw["latencies"])
+            count = len(done.rows)
             # Undecided: as many over as a P99 allows, at equal distances.
             over = set(range(50, count, 100)) if wanted == "open" else set()
-            base = 0.1 if wanted == "open" else float(wanted) / 1000
-            raw["latencies"] = [3.0 if i in over else base for i in range(count)]
-            file.write_text(json.dumps(raw))
+            base = 100.0 if wanted == "open" else float(wanted)
+            for index, one in enumerate(done.rows):
+                one["e2el_ms"] = 3000.0 if index in over else base
         return done
 
 
@@ -148,7 +152,7 @@ def test_a_rate_that_fails_the_second_time_is_a_point_like_any_other(tmp_path: P
     assert done.rates.low is not None
     assert (round(done.rates.low, 1), round(done.rates.high or 0, 1)) == (5.7, 6.7)
     assert done.verdict is Verdict.PASS, "after a second run at the lower rate"
-    assert done.notes[0].startswith("6.727 requests/s was kept once and not kept the second time")
+    assert done.notes[0].startswith("6.727 requests/s was kept once and not kept when")
     rates = [round(step.result.rate, 1) for step in done.steps]
     assert rates == [4, 8, 5.7, 6.7, 6.7, 5.7]
 
@@ -165,7 +169,7 @@ def test_a_contradiction_is_named_and_promotes_nothing(tmp_path: Path) -> None:
     server = Scripted({4: [100], 8: [100, 3000], 16: [3000], 11.3: [3000], 9.5: [3000],
                        5.7: [100], 6.7: [100], 7.3: [100]})  # fmt: skip
     done = search(tmp_path, server, scripted())
-    assert any("8 requests/s was kept once and not kept the second time" in n for n in done.notes)
+    assert any("8 requests/s was kept once and not kept when" in n for n in done.notes)
     assert done.rates.high == 8
 
 
@@ -183,7 +187,7 @@ def test_the_evidence_has_every_request_and_the_answers(tmp_path: Path) -> None:
     assert isinstance(summary, LatencyEvidence)
     assert summary.kept_rate == (done.rates.low, done.rates.high)
     assert summary.sla == ["e2el p99 2000ms"]
-    assert summary.harness == "vllm bench serve computed"
+    assert summary.harness == "computed"
     assert [point.answer for point in summary.points] == [s.result.answer for s in done.steps]
     for point, step in zip(summary.points, done.steps, strict=True):
         (clause,) = step.result.clauses
@@ -207,18 +211,25 @@ class Breaks:
     bench: QueueBench
     after: int
 
-    def send(self, order: Mapping[str, Any], timeout: float | None = None) -> Row:
+    version: str = "computed"
+
+    @property
+    def queue(self) -> Queue:
+        return self.bench.queue
+
+    def step(self) -> AbstractContextManager[Watched]:
+        return self.bench.step()
+
+    def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
         if self.after == 0:
             # The prompts are gone: perhaps they were sent, perhaps not.
-            self.bench.sent += [
-                row["messages"][-1]["content"] for row in order["points"][0]["rows"]
-            ]
+            self.bench.sent += [row["messages"][-1]["content"] for row in batch.rows]
             raise Stopped
         self.after -= 1
-        return self.bench.send(order, timeout)
+        return self.bench.send(traffic, batch, raw)
 
 
-@pytest.mark.parametrize("after", range(9))
+@pytest.mark.parametrize("after", range(7))
 def test_a_search_stopped_anywhere_goes_on_with_fresh_prompts(tmp_path: Path, after: int) -> None:
     bench = QueueBench(Queue(service=0.02, seed=1))
     written = profile(seconds_per_rate=30)
@@ -279,10 +290,60 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         search(tmp_path, Breaks(QueueBench(Queue()), 2), profile())
     others = [
-        (profile(seed=7), ENDPOINT),
-        (profile(), Endpoint("http://there", "m", Path())),
-        (profile(), Endpoint("http://here", "n", Path())),
+        (profile(seed=7), TRAFFIC),
+        (profile(), replace(TRAFFIC, url="http://there")),
+        (profile(), replace(TRAFFIC, model="n")),
     ]
-    for written, endpoint in others:
+    for written, traffic in others:
         with pytest.raises(UserError, match="belongs to another search"):
-            search(tmp_path, QueueBench(Queue()), written, endpoint=endpoint)
+            search(tmp_path, QueueBench(Queue()), written, traffic=traffic)
+
+
+# -- what the search makes of void steps -----------------------------------------------------
+
+
+def test_a_generator_at_its_limit_ends_the_ramp(tmp_path: Path) -> None:
+    """It cannot send 32 requests/s, and would not send 64 either."""
+    bench = QueueBench(Queue(service=0.001, exponential=False), slowest_sending=20)
+    written = profile(search={"start": 4, "lowest": 1, "minutes": 99})
+    done = search(tmp_path, bench, written)
+    assert [step.result.rate for step in done.steps] == [4, 8, 16, 32, 16]
+    assert done.steps[3].result.void == "generator"
+    assert (done.rates.low, done.rates.high) == (16, None)
+    assert done.verdict is Verdict.INCONCLUSIVE
+
+
+def test_two_steps_that_the_cache_voided_are_enough(tmp_path: Path) -> None:
+    bench = QueueBench(Queue(), hit_rate=0.56)
+    done = search(tmp_path, bench, profile())
+    assert [step.result.void for step in done.steps] == ["cache", "cache"]
+    assert done.verdict is Verdict.ANOMALOUS
+    assert "2 of 2 steps are void" in done.notes
+
+
+def test_the_confirming_run_is_longer_and_its_answer_counts(tmp_path: Path) -> None:
+    done = search(tmp_path, QueueBench(Queue(service=0.02)), profile(seconds_per_rate=30))
+    assert done.sustained
+    last = done.steps[-1].result
+    assert last.rate == done.rates.low
+    before = [step.result.n for step in done.steps[:-1] if step.result.rate == last.rate]
+    assert last.n == pytest.approx(3 * before[0], rel=0.02)
+    summary = read_summary(tmp_path)
+    assert isinstance(summary, LatencyEvidence)
+    assert summary.sustained is True
+
+
+def test_prompts_that_are_used_up_end_the_search_with_what_it_knows(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"id": f"p{i}", "prompt": f"prompt {i}"} for i in range(1500)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    bench = QueueBench(Queue(service=0.02))
+    written = profile(scenarios={}, looks=1, search={"start": 4, "lowest": 1, "minutes": 99})
+    run = LoadRun(TRAFFIC, bench, bench, tmp_path / "raw")
+    done = KeptRateSearch(
+        written, run, from_file(file), tmp_path, OF, clock=lambda: bench.queue.now
+    ).run()
+    assert done.rates.low is not None
+    assert done.verdict is Verdict.INCONCLUSIVE
+    assert any("prompts, and" in note and "were left" in note for note in done.notes)
+    assert len(bench.sent) == len(set(bench.sent)) <= 1500

@@ -35,13 +35,20 @@ def test_clauses_are_read_and_shown(
     assert CLAUSE.validate_python(parts) == clause
 
 
+def test_a_clause_may_be_of_one_scenario() -> None:
+    clause = CLAUSE.validate_python("customer_service ttft p95 500ms")
+    assert (clause.scenario, clause.metric, clause.limit_ms) == ("customer_service", "ttft", 500)
+    assert str(clause) == "customer_service ttft p95 500ms"
+    assert CLAUSE.validate_python(str(clause)) == clause
+
+
 @pytest.mark.parametrize(
     "written",
     ["", "e2el", "e2el p99", "e2el p99 2", "e2el p99 2m", "latency p99 2s", "e2el 99 2s",
-     "e2el p99 -2s", "e2el p99 < 2s", "e2el p99 2s 3s", "e2elp99 2s"],
+     "e2el p99 -2s", "e2el p99 < 2s", "e2el p99 2s 3s", "e2elp99 2s", "a b e2el p99 2s"],
 )  # fmt: skip
 def test_other_words_are_refused(written: str) -> None:
-    with pytest.raises(ValidationError, match="is not METRIC PERCENTILE LIMIT"):
+    with pytest.raises(ValidationError, match="METRIC PERCENTILE LIMIT"):
         CLAUSE.validate_python(written)
 
 
@@ -56,7 +63,7 @@ def test_rates_or_a_search() -> None:
     assert fixed.rates == [1, 2.5]
     assert profile().search is not None
     for changes in ({"rates": [1.0]}, {"search": None}):
-        with pytest.raises(ValidationError, match="either `rates` or a `search`"):
+        with pytest.raises(ValidationError, match="give one of `rates`, a `search`"):
             profile(**changes)
     with pytest.raises(ValidationError, match="a search needs an `sla`"):
         profile(sla=[])
@@ -79,7 +86,21 @@ def test_rates_or_a_search() -> None:
         ({"request_timeout": 0}, "request_timeout"),
         ({"burstiness": 0}, "burstiness"),
         ({"seconds_per_rate": float("inf")}, "seconds_per_rate"),
-        ({"synthetic": {"input_words": 0}}, "input_words"),
+        ({"scenarios": {"a": {"input": 0}}}, "input"),
+        ({"scenarios": {"a": {"input": 1, "output": []}}}, "an empty list"),
+        ({"scenarios": {"a": {"input": 1, "output": [3, 0]}}}, "output"),
+        ({"scenarios": {"a": {"input": 1, "weight": 0}}}, "weight"),
+        ({"scenarios": {"A b": {"input": 1}}}, "small letters"),
+        ({"scenarios": {"ttft": {"input": 1}}}, "cannot be called"),
+        ({"sla": ["chat e2el p99 2s"]}, "no scenario of this profile: chat e2el p99 2000ms"),
+        ({"sla": ["e2el p99 2s", "e2el p99 2000ms"]}, "stands twice"),
+        ({"search": {"minutes": 1, "lowest": 5, "highest": 5}}, "must be below highest"),
+        ({"search": {"minutes": 1, "start": 300, "highest": 200}}, "must lie between"),
+        ({"search": None, "concurrencies": [4, 2]}, "rising"),
+        ({"search": None, "concurrencies": [0, 2]}, "from 1 on"),
+        ({"search": None, "rates": [1], "concurrencies": [2]}, "give one of"),
+        ({"sustain": 0.5}, "sustain"),
+        ({"repeats": 0}, "repeats"),
         ({"search": {}}, "minutes"),
         ({"search": {"minutes": 1, "factor": 1.0}}, "factor"),
         ({"search": {"minutes": 1, "tolerance": 0.0}}, "tolerance"),
@@ -106,9 +127,9 @@ def test_the_profile_for_endpoints_without_a_tokenizer() -> None:
     assert smoke.search is not None
     assert smoke.search.minutes == 10
     assert smoke.search.tolerance <= 0.25
-    assert smoke.synthetic is not None
+    assert {one.unit for one in smoke.scenarios.values()} == {"words"}
 
 
 def test_a_fault_in_a_file_names_the_file() -> None:
-    with pytest.raises(UserError, match="is not METRIC PERCENTILE LIMIT"):
+    with pytest.raises(UserError, match="METRIC PERCENTILE LIMIT"):
         load_profile("mock_smoke", {"sla": ["e2el p99 two seconds"]})

@@ -72,7 +72,8 @@ def test_one_step_up_among_zeros_is_no_drift() -> None:
 
 
 def test_the_words_say_what_drifts_and_why() -> None:
-    grows = drift_of(evenly(10, [100 + 10.0 * index for index in range(200)]))
+    waits = evenly(10, [100 + 10.0 * index for index in range(200)])
+    grows = drift_of([row | {"tpot_ms": 25.0} for row in waits])
     assert grows.startswith("the queue grows (requests in flight +")
     assert grows.endswith("% over the step)")
     # One at a time whatever happens: the service itself slows.

@@ -1,0 +1,138 @@
+"""Bundles by name: what was ever served here is known by its digest, what was promoted by alias."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from registry.bundle import Bundle
+from registry.digests import digest_of_folder
+from registry.errors import UserError
+from registry.promotion import current_champion, numbered_version
+from registry.provenance import engine_version
+from registry.settings import settings
+from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
+from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
+
+FEWEST_DIGITS = 8
+
+
+def remember(bundle: Bundle) -> None:
+    """Keep what a bundle consists of, so that `--bundle DIGEST` finds it."""
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{bundle.digest}.json"
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        partial.write_text(bundle.model_dump_json(indent=1), encoding="utf-8")
+        partial.replace(file)
+
+
+def bundle_named(reference: str) -> Bundle:
+    """By MODEL@ALIAS, MODEL@VERSION, or the first digits of a digest. Raises `UserError`."""
+    if "@" in reference:
+        return promoted_bundle(reference)
+    if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", reference):
+        raise UserError.at(
+            f"--bundle {reference}",
+            f"is neither MODEL@ALIAS nor at least {FEWEST_DIGITS} digits of a bundle's digest",
+            "the report and `pilotage release --json` show the digests",
+        )
+    files = sorted(_folder().glob(f"{reference}*.json"))
+    if len(files) != 1:
+        known = ", ".join(file.stem[:12] for file in sorted(_folder().glob("*.json"))) or "none"
+        what = "several bundles begin so" if files else "no such bundle was served here"
+        raise UserError.at(f"--bundle {reference}", f"{what} (known: {known})")
+    try:
+        bundle = Bundle.model_validate_json(files[0].read_text(encoding="utf-8"))
+    except (ValidationError, ValueError) as error:
+        raise UserError.at(files[0], f"cannot be read: {error}", "run the release again") from None
+    if bundle.digest != files[0].stem:
+        raise UserError.at(files[0], "is not the bundle of its name", "run the release again")
+    return bundle
+
+
+def _folder() -> Path:
+    return settings().home / "bundles"
+
+
+# -- what was promoted -----------------------------------------------------------------------
+
+
+def tracker() -> Tracker:
+    return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
+
+
+def promoted_bundle(reference: str) -> Bundle:
+    """The bundle behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
+    model, _, wanted = reference.partition("@")
+    if not model or not wanted:
+        raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
+    database = settings().home / "mlflow.db"
+    if not settings().mlflow_uri and not database.exists():
+        raise UserError.at(database, "no such database", "run `pilotage release` first")
+    client = tracker().client
+    if wanted.isdecimal() and len(wanted) < 10:
+        version = numbered_version(client, model, int(wanted))
+    else:
+        version = current_champion(client, model, wanted)
+    if version is None:
+        raise UserError.at(reference, "no such model or alias", "run `pilotage release` first")
+    with asking_mlflow(f"read {BUNDLE_FILE} of {reference}"):
+        import mlflow
+
+        mlflow.set_tracking_uri(settings().tracking_uri)
+        text = mlflow.artifacts.load_text(f"{version.source.rstrip('/')}/{BUNDLE_FILE}")
+    try:
+        document = json.loads(text)
+        named = document.pop("digest")
+        bundle = Bundle.model_validate(document)
+    except (ValueError, KeyError, AttributeError):
+        raise UserError.at(
+            reference, f"its {BUNDLE_FILE} cannot be read", "release again"
+        ) from None
+    if bundle.digest != named or named != version.tags.get(TAG_BUNDLE):
+        raise UserError.at(
+            reference, "bundle.json is not the bundle that was gated", "release again"
+        )
+    return bundle
+
+
+def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment that were gated, for what an alias points to.
+
+    Every file of target and draft is compared with the digest that was gated first.
+    """
+    bundle = promoted_bundle(reference)
+    if engine_version() != bundle.engine_version:
+        raise UserError.at(
+            f"PILOTAGE_SERVE_PYTHON={settings().serve_python}",
+            f"has {bundle.engine} {engine_version()}; {reference} was gated with "
+            f"{bundle.engine_version}",
+            "install the version that was gated, or release again with this one",
+        )
+    weights_as_gated(bundle, reference)
+    words = command(
+        settings().serve_python,
+        bundle.target.path,
+        reference.partition("@")[0],
+        bundle.engine_args,
+        port,
+        bundle.draft.path if bundle.draft else None,
+        bundle.num_speculative_tokens or 0,
+    )
+    return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}
+
+
+def weights_as_gated(bundle: Bundle, reference: str) -> None:
+    """Compare every file of target and draft with the digest that was gated. Raises `UserError`."""
+    for part in filter(None, (bundle.target, bundle.draft)):
+        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
+            raise UserError.at(
+                part.path,
+                f"is missing or is not what was gated as {reference}",
+                "run the release again: it is made anew, or restored from a backup of the store",
+            )
