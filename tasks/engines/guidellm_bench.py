@@ -23,68 +23,44 @@ On two busy cores: 12 to 25 s until the first batch is sent, part of it while a 
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
+from tasks.engines.job_process import JobProcess
 from tasks.engines.load_generator import Batch, Row, Sent, Traffic
-from tasks.engines.subprocesses import ProcessTree, wait_until
 
 SCRIPT = Path(__file__).with_name("guidellm_bench_main.py")
 GRACE = 300.0
 """Seconds for the start, and for what a batch takes beside the sending."""
 
 
-class GuidellmBench:
+class GuidellmBench(JobProcess):
     """The load generator's process, started at once, for batch after batch. A context manager."""
 
     def __init__(self, api_key: str, *, log: Path, python: Path | None = None) -> None:
-        self._base = log.resolve().with_suffix("")
-        self._jobs = 0
         self._guidellm = ""
-        self._tree = ProcessTree(
-            [str(python or sys.executable), str(SCRIPT), str(self._base)],
-            log=log,
+        super().__init__(
+            "guidellm",
+            python or Path(sys.executable),
+            SCRIPT,
+            log,
             env={
                 "OPENAI_API_KEY": api_key,
-                # Our modules beside the script must not stand in for GuideLLM's imports.
-                "PYTHONSAFEPATH": "1",
-                "HF_HUB_OFFLINE": "1",
                 "GUIDELLM__MAX_WORKER_PROCESSES": "1",
                 "GUIDELLM__MP_CONTEXT_TYPE": "forkserver",
                 "GUIDELLM__LOGGING__CONSOLE_LOG_LEVEL": "WARNING",
             },
             # GuideLLM reads a whole benchmark from such variables, and from a `.env` where it runs.
             without=("GUIDELLM",),
-            cwd=self._base.parent,
+            cwd=log.resolve().parent,
         )
-
-    def __enter__(self) -> Self:
-        self._remove_jobs()
-        self._tree.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._tree.stop()
-        self._remove_jobs()
-
-    def _remove_jobs(self) -> None:
-        for kind in ("job", "result"):
-            for file in self._base.parent.glob(f"{glob.escape(self._base.name)}.*.{kind}.json"):
-                file.unlink(missing_ok=True)
 
     @property
     def version(self) -> str:
@@ -113,31 +89,10 @@ class GuidellmBench:
             "rows": list(batch.rows),
         }
         raw.unlink(missing_ok=True)
-        done = self._do(job, min(longest(traffic, batch), settings().stage_timeout))
+        done = self.do(job, min(longest(traffic, batch), settings().stage_timeout))
         self._guidellm = done["guidellm"]
         report = json.loads(raw.read_text(encoding="utf-8"))
         return sent(traffic, batch, report, done["lag_ms"])
-
-    def _do(self, order: Mapping[str, Any], limit: float) -> dict[str, Any]:
-        """Have one job of `guidellm_bench_main` done; its answer. Raises `InfrastructureError`."""
-        job, result_file = (
-            Path(f"{self._base}.{self._jobs}.{kind}.json") for kind in ("job", "result")
-        )
-        self._jobs += 1
-        partial = job.with_suffix(".partial")
-        partial.write_text(json.dumps(order, ensure_ascii=False), encoding="utf-8")
-        partial.rename(job)
-        wait_until(lambda: result_file.exists() or self._tree.poll() is not None, limit, every=0.05)
-        if not result_file.exists():
-            status = self._tree.poll()
-            how = (
-                f"ended with status {status}" if status is not None else f"gave none in {limit:g} s"
-            )
-            raise InfrastructureError(
-                f"guidellm {how}; the end of {self._tree.log}:\n{self._tree.last_lines()}"
-            )
-        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
-        return result
 
 
 def longest(traffic: Traffic, batch: Batch) -> float:

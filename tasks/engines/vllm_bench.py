@@ -13,58 +13,34 @@ The file `raw` is vLLM's own result with the answers' texts.
 
 from __future__ import annotations
 
-import glob
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from registry.errors import InfrastructureError
 from registry.settings import settings
+from tasks.engines.job_process import JobProcess
 from tasks.engines.load_generator import Batch, Row, Sent, Traffic
-from tasks.engines.subprocesses import ProcessTree, wait_until
 
 SCRIPT = Path(__file__).with_name("vllm_bench_main.py")
 
+ROLE_CHUNK = 0.001
+"""Seconds; a first interval shorter than this is none between two tokens."""
 
-class VllmBench:
+
+class VllmBench(JobProcess):
     """The load generator's process, started at once, for job after job. A context manager."""
 
     def __init__(self, api_key: str, *, log: Path, python: Path | None = None) -> None:
-        self._base = log.with_suffix("")
-        self._jobs = 0
         self._vllm = ""
-        self._tree = ProcessTree(
-            [str(python or settings().serve_python), str(SCRIPT), str(self._base)],
-            log=log,
-            env={
-                "OPENAI_API_KEY": api_key,
-                # Our modules beside the script must not stand in for vLLM's imports.
-                "PYTHONSAFEPATH": "1",
-                "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-            },
+        super().__init__(
+            "vllm bench serve",
+            python or settings().serve_python,
+            SCRIPT,
+            log,
+            env={"OPENAI_API_KEY": api_key, "TOKENIZERS_PARALLELISM": "false"},
         )
-
-    def __enter__(self) -> Self:
-        self._remove_jobs()
-        self._tree.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._tree.stop()
-        self._remove_jobs()
-
-    def _remove_jobs(self) -> None:
-        for kind in ("job", "result"):
-            for file in self._base.parent.glob(f"{glob.escape(self._base.name)}.*.{kind}.json"):
-                file.unlink(missing_ok=True)
 
     @property
     def version(self) -> str:
@@ -86,34 +62,12 @@ class VllmBench:
             "raw": str(raw.resolve()),
             "rows": list(batch.rows),
         }
-        done = self._do(job)
+        done = self.do(job, settings().stage_timeout)
         self._vllm = done["vllm"]
         result = json.loads(raw.read_text(encoding="utf-8"))
         limit = traffic.sampling["max_tokens"] if traffic.exact_counts else None
         rows = request_rows(batch, result, limit)
         return Sent(rows, result["duration"], done["lag_ms"])
-
-    def _do(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Have one job of `vllm_bench_main` done; its answer. Raises `InfrastructureError`."""
-        job, result_file = (
-            Path(f"{self._base}.{self._jobs}.{kind}.json") for kind in ("job", "result")
-        )
-        self._jobs += 1
-        partial = job.with_suffix(".partial")
-        partial.write_text(json.dumps(order, ensure_ascii=False), encoding="utf-8")
-        partial.rename(job)
-        limit = settings().stage_timeout
-        wait_until(lambda: result_file.exists() or self._tree.poll() is not None, limit, every=0.05)
-        if not result_file.exists():
-            status = self._tree.poll()
-            how = (
-                f"ended with status {status}" if status is not None else f"gave none in {limit:g} s"
-            )
-            raise InfrastructureError(
-                f"vllm bench serve {how}; the end of {self._tree.log}:\n{self._tree.last_lines()}"
-            )
-        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
-        return result
 
 
 def request_rows(batch: Batch, raw: Mapping[str, Any], max_tokens: int | None) -> list[Row]:
@@ -167,9 +121,15 @@ def request_rows(batch: Batch, raw: Mapping[str, Any], max_tokens: int | None) -
             "output_tokens": tokens,
             "ttft_ms": ttft * 1000,
             "tpot_ms": (e2el - ttft) / (tokens - 1) * 1000 if tokens > 1 else None,
-            # vLLM's chat endpoint sends an empty chunk with the role together with the first
-            # token's: the first interval is the client's own microseconds, not the engine's.
-            "itl_ms": [interval * 1000 for interval in raw["itls"][index][1:]],
+            "itl_ms": [interval * 1000 for interval in _between_tokens(raw["itls"][index])],
             "e2el_ms": e2el * 1000,
         }
     return sorted(rows, key=lambda row: row["start_s"])
+
+
+def _between_tokens(intervals: Sequence[float]) -> Sequence[float]:
+    """Without the first one where an empty chunk with the role came just before the first token.
+
+    vLLM's chat endpoint sends both together, so that interval is the client's own microseconds.
+    """
+    return intervals[1:] if intervals and intervals[0] < ROLE_CHUNK else intervals

@@ -147,6 +147,9 @@ def checked(serve, rows, timeout, count_words):  # type: ignore[no-untyped-def]
         if output.success and not output.output_tokens:
             output.success = False
             output.error = "the stream ended without a token count"
+        if output.success and not output.generated_text:
+            output.success = False
+            output.error = "the answer is empty"
         if not output.success:
             # The client keeps whole tracebacks; the last line says what was raised.
             last = output.error.strip().rpartition("\n")[2]

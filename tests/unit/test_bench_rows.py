@@ -130,6 +130,12 @@ def test_costs_are_of_what_was_answered() -> None:
     assert set(load_point(FIXED, result, measured).cost.values()) == {None}
 
 
+def test_every_interval_counts_where_no_role_came_first() -> None:
+    one = {name: values[:1] for name, values in raw().items()} | {"itls": [[0.1, 0.1, 0.4]]}
+    (row,) = request_rows(batch("a"), one, 8)
+    assert row["itl_ms"] == pytest.approx([100, 100, 400])
+
+
 def test_exactly_as_many_tokens_as_asked_or_failed() -> None:
     (row,) = request_rows(
         batch("a", output_tokens=4), {name: values[:1] for name, values in raw().items()}, 8
