@@ -4,12 +4,13 @@
 #   make demo      environments, demo models and data, one whole release
 #   make test      environments and every test, real engines included
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
+#   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
 #
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
 # CUDA=1                   install the CUDA lists instead of the CPU ones
-# SIMULATE=..., BENCH=...  options of the two, e.g. SIMULATE='--families binary'; --help lists them
+# SIMULATE=..., SEARCH=..., BENCH=...  their options, e.g. SIMULATE='--families binary'; --help lists them
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
@@ -26,7 +27,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help simulate bench
+.PHONY: demo test env check clean lock unit help simulate simulate-search bench
 .DEFAULT_GOAL := help
 
 help:
@@ -70,6 +71,9 @@ check: env
 # One thread: sums do not depend on the machine's number of cores.
 simulate: env
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m benchmarks.simulate_gates $(SIMULATE)
+
+simulate-search: env
+	$(PY) -m benchmarks.simulate_search $(SEARCH)
 
 bench: env
 	$(PY) -m benchmarks.bench_gate $(BENCH)

@@ -43,6 +43,9 @@ VOCABULARY = (
     *("yard", "lane", "depot", "wheel", "axle", "tank", "valve", "hub", "rail"),
 )
 
+FILLERS = (" a", ".", " x", ",", " 1", "-")
+"""Short pieces for the last tokens of a text."""
+
 
 class Prompts:
     """A supply of rows `{"id", "messages"}`; what was taken is never given again."""
@@ -251,6 +254,9 @@ class ExactLength:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = tokenizer_of(folder)
         self._folder = folder
+        pieces = [*(f" {word}" for word in VOCABULARY), *FILLERS]
+        # What a piece adds to a text; most tokenizers split at spaces, so it adds up.
+        self._cost = {piece: self._count(f"a{piece}") - self._count("a") for piece in pieces}
 
     def text(self, drawn: random.Random, tokens: int, what: str, begun: str = "") -> str:
         """`begun` and words after it, `tokens` in all. Raises `UserError` where none comes out."""
@@ -258,23 +264,31 @@ class ExactLength:
         for _ in range(TRIES):
             short = tokens - self._count(text)
             if short == 0:
-                return text
-            if short < 0:
-                if len(text) <= len(begun):
-                    break
-                text = text[:-1] if text[-1].isascii() else begun
-            elif short > 8:
-                # No word has fewer than one token, and few have more than eight.
-                words = drawn.choices(VOCABULARY, k=max(1, short // 8))
-                text = " ".join([text, *words] if text else words)
+                return text.strip() if self._count(text.strip()) == tokens else text
+            if short > 0:
+                text += self._more(drawn, short)
+            elif len(text) > len(begun):
+                text = text[:-1]
             else:
-                text += drawn.choice((" a", ".", " x", ",", " 1", "-"))
+                break
         raise UserError.at(
             what,
             f"no text of exactly {tokens} tokens of {self._folder} begins with {begun!r} "
             f"({self._count(begun)} tokens)",
             "ask for more tokens: each prompt begins with a number of its own",
         )
+
+    def _more(self, drawn: random.Random, tokens: int) -> str:
+        """Pieces that should add so many tokens."""
+        pieces: list[str] = []
+        fitting = list(self._cost)
+        while tokens > 0:
+            fitting = [piece for piece in fitting if 0 < self._cost[piece] <= tokens] or [
+                FILLERS[0]
+            ]
+            pieces.append(drawn.choice(fitting))
+            tokens -= max(1, self._cost[pieces[-1]])
+        return "".join(pieces)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else 0

@@ -100,6 +100,8 @@ def test_prompts_that_begin_alike_are_named_as_the_cause() -> None:
 def test_a_generator_whose_own_clock_is_late_voids_the_step() -> None:
     rows = evenly(10, times(600))
     assert judge_step(ONE_LOOK, 10, [rows], Around(client_lag_ms=199)).answer == "kept"
+    tokens = profile(looks=1, sla=["tpot p99 50ms"])
+    assert judge_step(tokens, 10, [rows], Around(client_lag_ms=250)).answer == "kept"
     result = judge_step(ONE_LOOK, 10, [rows], Around(client_lag_ms=250))
     assert (result.void, result.answer) == ("generator", "undecided")
     assert result.cause == (
