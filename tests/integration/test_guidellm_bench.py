@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from eval_suites.load_steps import rate_sent
 from registry.errors import InfrastructureError
 from registry.evidence import percentile
 from tasks.engines.guidellm_bench import GuidellmBench
@@ -257,6 +258,15 @@ def test_times_are_the_queues(bench: GuidellmBench, tmp_path: Path) -> None:
     assert len({round(gap, 2) for gap in gaps}) > 10, "no two workers with one seed"
     # 39 exponential gaps of mean 1/8 s: the sum is within 3.3 standard deviations.
     assert sum(gaps) == pytest.approx(39 / 8, rel=0.53)
+
+
+def test_the_gaps_add_up_to_the_asked_rate(bench: GuidellmBench, tmp_path: Path) -> None:
+    """Sixty exponential gaps alone would miss their mean by 13 %, as a standard deviation."""
+    with serving(MockServer(service=0.01, exponential=False, slots=40, tokens=2)) as url:
+        for seed in (1, 2, 3):
+            batch = Batch(rows_of(*(f"{seed} {n}" for n in range(60))), seed=seed, rate=30)
+            sent = bench.send(traffic(url), batch, tmp_path / "raw.json")
+            assert rate_sent(sent.rows) == pytest.approx(30, rel=0.05)
 
 
 def test_at_most_so_many_in_flight(bench: GuidellmBench, tmp_path: Path) -> None:
