@@ -157,7 +157,7 @@ def _numbers(
     agreement: str,
 ) -> str:
     told = [
-        f"kept rate {_interval(with_)} with it and {_interval(without)} without",
+        f"kept rate {kept_in_words(with_)} with it and {kept_in_words(without)} without",
         f"TPOT with over without at the SLA rate {tpot or 'not measured'}",
     ]
     if acceptance_length is not None:
@@ -165,7 +165,8 @@ def _numbers(
     return "; ".join([*told, agreement])
 
 
-def _interval(kept: KeptInterval | None) -> str:
+def kept_in_words(kept: KeptInterval | None) -> str:
+    """For people: between which two rates the SLA was lost."""
     if kept is None:
         return "not measured"
     low, high = kept

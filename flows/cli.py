@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.console import Json, as_encodable, say, show
+from flows.turn_commands import compare, prove_draft
 from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.settings import settings
 from tasks.engines.subprocesses import own_children
@@ -23,8 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document as the last line.")]
 
 
 @app.command()
@@ -50,7 +49,7 @@ def release(
         from flows.rendering import plan_document, plan_table
 
         todo = plan(resolve(name, overrides, prompts))
-        _print(plan_document(todo) if as_json else plan_table(todo), as_json)
+        show(plan_document(todo) if as_json else plan_table(todo), as_json)
         return
     # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
@@ -60,7 +59,7 @@ def release(
     from flows.rendering import outcome_text
 
     outcome = release_model(ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts))
-    _print(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)
+    show(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)
     raise typer.Exit(outcome.verdict.exit_status)
 
 
@@ -70,7 +69,7 @@ def recipes(as_json: Json = False) -> None:
     from flows.rendering import recipes_document, recipes_table
 
     document = recipes_document()
-    _print(document if as_json else recipes_table(document), as_json)
+    show(document if as_json else recipes_table(document), as_json)
 
 
 @app.command()
@@ -97,7 +96,7 @@ def doctor(
 
     configure_logging()
     document = doctor_document(prove)
-    _print(document if as_json else doctor_text(document), as_json)
+    show(document if as_json else doctor_text(document), as_json)
     if document["problems"]:
         raise typer.Exit(EXIT_USER_ERROR)
 
@@ -169,7 +168,7 @@ def gate(
     write_reports(outcome, junit, summary)
     from registry.gate_report import json_line, text
 
-    _say(_encodable(json_line(outcome)) if as_json else text(outcome))
+    say(as_encodable(json_line(outcome)) if as_json else text(outcome))
     raise typer.Exit(outcome.verdict.exit_status)
 
 
@@ -196,7 +195,7 @@ def power(
     from registry.gate_report import strict_line
 
     line = strict_line([row.model_dump() for row in rows])
-    _say(_encodable(line) if as_json else power_text(rows))
+    say(as_encodable(line) if as_json else power_text(rows))
 
 
 @app.command()
@@ -231,7 +230,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Find the largest request rate at which an endpoint or a bundle keeps its SLA."""
-    from flows.rendering import bench_text
+    from flows.bench_rendering import bench_text
     from tasks.bench_targets import opened
     from tasks.benchmarking import bench as measure
     from tasks.benchmarking import document
@@ -246,8 +245,12 @@ def bench(
     done = measure(
         target, identity, load, prompts=prompts, hardware=hardware, generator=generator, out=out
     )
-    _print(document(done) if as_json else bench_text(document(done)), as_json)
+    show(document(done) if as_json else bench_text(document(done)), as_json)
     raise typer.Exit(done.verdict.exit_status)
+
+
+app.command()(compare)
+app.command()(prove_draft)
 
 
 def main() -> None:
@@ -322,27 +325,6 @@ def _prepare_prefect() -> None:
     from tasks.progress import configure_logging
 
     configure_logging()
-
-
-def _print(content: Any, as_json: bool) -> None:
-    typer.echo(_encodable(json.dumps(content, ensure_ascii=False)) if as_json else content)
-
-
-def _say(text: str) -> None:
-    """Print; a reader that has gone (`| head -1`) changes nothing of how the command ends."""
-    try:
-        typer.echo(text)
-    except BrokenPipeError:
-        # Python flushes once more at its end, and would fail there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _encodable(text: str) -> str:
-    """A JSON text as standard output can hold it, whatever its encoding."""
-    from registry.gate_report import encodable
-
-    # There is no standard output where somebody closed it.
-    return encodable(text, getattr(sys.stdout, "encoding", None))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     prompts ─► teacher data ─► LoRA distillation ─► quantization ─► EAGLE3 draft ─► served bundle
                                                                                      ├─► accuracy
-                                                                                     └─► latency
+                                                                                     ├─► latency
+                                                                                     └─► draft proof
                                   evidence ─► gates ─► verdict ─► version + alias, report
                                  (teacher, student and champion are the references)
 
@@ -21,12 +22,14 @@ from prefect import flow
 
 from flows.forms import ReleaseRequest
 from registry.artifacts import ArtifactRef
+from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
 from tasks.distillation import distill
+from tasks.draft_stage import prove_candidate
 from tasks.engines.subprocesses import end_leftovers
 from tasks.judging import Measured, judge_candidates, judged_policy
 from tasks.latency import measure_latency, will_run
@@ -141,6 +144,7 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
             )
         else:
             accuracy = reference_accuracy(todo, wanted, served)
+    proof = prove_its_draft(todo, wanted, bundle) if feasible else None
     return Measured(
         wanted.name,
         digest=bundle.digest,
@@ -149,8 +153,24 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
         accuracy=accuracy,
         latency=latency,
         again=again,
+        draft_proof=proof,
         draft=draft is not None,
     )
+
+
+def prove_its_draft(todo: ReleasePlan, wanted: CandidatePlan, bundle: Bundle) -> ArtifactRef | None:
+    """Whether its draft pays, where that is asked for; once the candidate's own server has ended.
+
+    The proof starts a server for every turn, and two at once would slow each other down.
+    """
+    recipes = todo.resolved
+    asked, profile = recipes.release.prove_draft, recipes.draft_load
+    if wanted.draft_proof is None or asked is None or profile is None:
+        return None
+    with served_as_before(wanted.name):
+        return prove_candidate(
+            wanted.draft_proof, asked, profile, recipes.policy.max_age_days, bundle
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
 from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
-from registry.report import percentile_of, sla_of
+from registry.report_latency import kept_words, percentile_of, sla_of
 from registry.settings import Settings, settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
@@ -82,12 +82,15 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     table = Table(title=f"{outcome.name}: {outcome.verdict}")
     metrics = list(dict.fromkeys(name for one in outcome.candidates for name in one.metrics))
     times = sla_of(outcome.candidates)
-    slow = f"{percentile_of(times).upper()} E2EL"
+    searched = any(one.kept_rate is not None for one in outcome.candidates)
+    slow = "keeps the SLA at req/s" if searched else f"{percentile_of(times).upper()} E2EL"
     for column in ("candidate", "verdict", *metrics, slow):
         table.add_column(column, overflow="fold")
     for one in outcome.candidates:
         sla = next((gate for gate in one.gates if times and gate.name == times.name), None)
         slowest = f"{sla.candidate:.0f} ms" if sla and sla.candidate is not None else ""
+        if searched:
+            slowest = kept_words(one.kept_rate)
         table.add_row(
             one.name,
             one.verdict.value,
@@ -189,43 +192,6 @@ def validate_files(paths: Sequence[Path]) -> int:
     if problems:
         raise UserError(problems)
     return len(files)
-
-
-# -- bench ---------------------------------------------------------------------------------
-
-
-def bench_text(document: dict[str, Any]) -> str:
-    """Steps in the order in which they were measured, and the interval."""
-    table = Table(title=f"{', '.join(document['sla'])}: {document['verdict']}")
-    for column in ("requests/s", "", "requests", "failed", "hit rate", "P99 E2EL", "bound", "why"):
-        table.add_column(column, overflow="fold")
-    for point in document["points"]:
-        hit_rate = point["hit_rate"]
-        table.add_row(
-            f"{point['rate']:.4g}",
-            point["verdict"],
-            str(point["n"]),
-            str(point["failed"]),
-            "" if hit_rate is None else f"{hit_rate:.2f}",
-            _milliseconds(point["p99_e2el"]),
-            _milliseconds(point["p99_e2el_bound"]),
-            point["cause"],
-        )
-    low, high = document["kept_rate"]
-    kept = "no rate was kept" if low is None else f"kept at {low:.4g} requests/s"
-    lost = "no rate was not kept" if high is None else f"not kept at {high:.4g}"
-    lines = [drawn(table), f"{kept}; {lost}; {document['requests_total']} requests"]
-    costs = [point["cost"] for point in document["points"] if point["rate"] == low]
-    if costs and costs[0].get("per_request") is not None:
-        per_request, per_million = costs[0]["per_request"], costs[0]["per_million_output_tokens"]
-        lines.append(f"at that rate {per_request:.3g} per request, {per_million:.3g} per million "
-                     "output tokens")  # fmt: skip
-    lines += [f"note: {note}" for note in document["notes"]]
-    return "\n".join([*lines, f"evidence: {document['evidence']}"])
-
-
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} ms"
 
 
 # -- doctor ----------------------------------------------------------------------------------

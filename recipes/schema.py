@@ -327,6 +327,14 @@ class Promotion(Written):
     )
 
 
+class ProveDraft(Written):
+    """A draft has to pay. `load` has a search; `tokens` are numbers of speculative tokens tried."""
+
+    load: str
+    tokens: list[Annotated[int, Field(ge=1, le=16)]] = Field(default=[1, 2, 3], min_length=1)
+    repeats: int = Field(default=5, ge=2, le=100)
+
+
 class ReleaseRecipe(Written):
     """kind: release. Names the other recipes, the suites, and the candidates."""
 
@@ -343,6 +351,7 @@ class ReleaseRecipe(Written):
     load: str = Field(description="Load profile.")
     policy: str = Field(description="Policy with the gates.")
     promotion: Promotion = Promotion()
+    prove_draft: ProveDraft | None = Field(default=None, description="None: no draft is proved.")
     seed: int = Field(default=0, ge=0)
 
     @field_validator("model")

@@ -1,6 +1,6 @@
 """Pictures of a load test, drawn from its evidence folder and from nothing else.
 
-`write_plots(folder)` writes three kinds: percentiles against the request rate, a timeline of the
+`write_plots(folder)` draws three kinds: percentiles against the request rate, a timeline of the
 steps that decided, and throughput against the speed that one user sees. `compare_plots` lays
 several folders over each other. What cannot be drawn (a percentile among failed requests, an
 answer without a time) is marked at the upper edge or named, never left out silently.
@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from registry import plot_style as style
 from registry.evidence import PERCENTILES, LatencyEvidence, LoadPoint
-from registry.measured_steps import Clause, clauses_of, deciding, read_latency, read_steps
+from registry.measured_steps import (
+    Clause,
+    clauses_of,
+    deciding,
+    decisive,
+    read_latency,
+    read_steps,
+)
 from registry.step_timeline import timeline
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = "plots"
+BY_RATE, BY_SPEED = "latency_by_rate.png", "throughput_by_speed.png"
 LOOKS: dict[str | None, tuple[str, str, str, str]] = {
     "kept": ("o", style.GREEN, style.GREEN, "kept"),
     "not kept": ("X", style.VERMILION, style.VERMILION, "not kept"),
@@ -37,28 +45,50 @@ LOOKS: dict[str | None, tuple[str, str, str, str]] = {
 NO_TIME = "no such time (too many failed, or none measured)"
 
 
-def write_plots(folder: Path) -> list[Path]:
-    """Draw an evidence folder into its `plots/`. Raises `UserError` where there is no evidence."""
+def write_plots(folder: Path, out: Path | None = None) -> list[Path]:
+    """Draw an evidence folder into `out`, by default its own `plots/`.
+
+    Raises `UserError` where there is no evidence.
+    """
     evidence = read_latency(folder)
-    out = folder / PLOTS
+    out = out or folder / PLOTS
     for old in out.glob("*.png"):
         old.unlink()
     written = [
-        style.save(by_rate(evidence), out / "latency_by_rate.png"),
-        style.save(by_speed({"": evidence}), out / "throughput_by_speed.png"),
+        style.save(by_rate(evidence), out / BY_RATE),
+        style.save(by_speed({"": evidence}), out / BY_SPEED),
     ]
     for step in deciding(evidence, read_steps(folder, evidence)):
-        name = f"timeline_step{step.number:03d}_{step.point.rate:.4g}_per_s.png"
-        written.append(style.save(timeline(step, clauses_of(evidence)), out / name))
+        drawn = timeline(step, clauses_of(evidence))
+        written.append(style.save(drawn, out / _timeline_name(step.number, step.point)))
     return written
+
+
+def telling(evidence: LatencyEvidence) -> dict[str, str]:
+    """Of the files of `write_plots`, those that say most, with a title: `{file name: title}`.
+
+    Percentiles against the rate, and over time the step that was kept and the one that was not;
+    at fixed rates the fastest.
+    """
+    found = {BY_RATE: "latency against request rate"}
+    numbers = decisive(evidence)
+    for number in numbers if evidence.kept_rate is not None else numbers[-1:]:
+        point = evidence.points[number - 1]
+        answer = f", {point.answer}" if point.answer else ""
+        found[_timeline_name(number, point)] = f"step {number} over time: {_rate(point)}{answer}"
+    return found
+
+
+def _timeline_name(number: int, point: LoadPoint) -> str:
+    return f"timeline_step{number:03d}_{point.rate:.4g}_per_s.png"
 
 
 def compare_plots(folders: Mapping[str, Path], out: Path) -> list[Path]:
     """Several evidence folders by name, over each other, written into `out`."""
     found = {name: read_latency(folder) for name, folder in folders.items()}
     return [
-        style.save(compared_by_rate(found), out / "latency_by_rate.png"),
-        style.save(by_speed(found), out / "throughput_by_speed.png"),
+        style.save(compared_by_rate(found), out / BY_RATE),
+        style.save(by_speed(found), out / BY_SPEED),
     ]
 
 
@@ -191,6 +221,8 @@ def compared_by_rate(found: Mapping[str, LatencyEvidence]) -> Figure:
                 )  # fmt: skip
     bars = "bars at the foot: from the highest rate kept to the lowest not kept"
     below = f"{bars}; upper edge: {NO_TIME}"
+    if any(point.answer == "void" for one in found.values() for point in one.points):
+        below += "; hollow: void"
     style.title(figure, "Latency against request rate, compared", below)
     style.legend(figure, panels)
     return figure
@@ -294,7 +326,7 @@ def _line(
 ) -> None:
     """A mark for each step, and a line through them, through the slower of two at the same rate.
 
-    Void steps have their mark and no part in the line.
+    Void steps have a hollow mark and no part in the line.
     """
     finite = [value if math.isfinite(value) else math.nan for value in values]
     worst: dict[float, float] = {}
@@ -303,8 +335,16 @@ def _line(
             worst[point.rate] = max(worst.get(point.rate, value), value)
     drawn = [value if math.isfinite(value) else math.nan for value in worst.values()]
     axes.plot(list(worst), drawn, marker=shape, markersize=size, label=label, **look)
-    rates, marks = [point.rate for point in points], look | {"linestyle": "none"}
-    axes.plot(rates, finite, marker=shape, markersize=size, **marks)
+    for void in (False, True):
+        found = [
+            (point.rate, value)
+            for point, value in zip(points, finite, strict=True)
+            if (point.answer == "void") == void
+        ]
+        face = "white" if void else look["color"]
+        marks = look | {"linestyle": "none", "markerfacecolor": face}
+        if found:
+            axes.plot(*zip(*found, strict=True), marker=shape, markersize=size, **marks)
 
 
 def _lost(points: Sequence[LoadPoint], values: Sequence[float]) -> list[float]:
@@ -330,6 +370,8 @@ def _edge(
 
 def _kept_words(kept_rate: tuple[float | None, float | None] | None) -> str:
     low, high = kept_rate or (None, None)
+    if low is None and high is None:
+        return "no rate was decided"
     words = [f"kept {style.plain(low)}/s"] if low is not None else ["none kept"]
     words += [f"not {style.plain(high)}/s"] if high is not None else ["none lost"]
     return ", ".join(words)

@@ -88,21 +88,27 @@ def read_steps(folder: Path, evidence: LatencyEvidence) -> list[Step]:
 
 
 def deciding(evidence: LatencyEvidence, steps: Sequence[Step]) -> list[Step]:
-    """All steps if they are few, else the last at the highest rate kept and lowest not kept.
-
-    Without a search, the slowest and the fastest.
-    """
+    """All steps if they are few, else those that `decisive` names."""
     if len(steps) <= ALL_STEPS:
         return list(steps)
+    return [steps[number - 1] for number in decisive(evidence)]
+
+
+def decisive(evidence: LatencyEvidence) -> list[int]:
+    """Numbers of the last steps at the highest rate kept and at the lowest not kept.
+
+    Without a search, of the slowest and the fastest; empty without steps.
+    """
+    points = list(enumerate(evidence.points, start=1))
     low, high = evidence.kept_rate or (None, None)
     chosen = [
-        [step for step in steps if step.point.answer == answer and step.point.rate == rate][-1:]
-        for answer, rate in (("kept", low), ("not kept", high))
+        [number for number, point in points if (point.answer, point.rate) == wanted][-1:]
+        for wanted in (("kept", low), ("not kept", high))
     ]
-    found = [step for part in chosen for step in part]
-    if not found:
-        ordered = sorted(steps, key=lambda step: step.point.rate)
-        found = [ordered[0], ordered[-1]]
+    found = [number for part in chosen for number in part]
+    if not found and points:
+        ordered = sorted(points, key=lambda one: one[1].rate)
+        found = list(dict.fromkeys((ordered[0][0], ordered[-1][0])))
     return found
 
 

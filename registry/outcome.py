@@ -63,8 +63,9 @@ class GateResult(Result):
     """One gate on one bundle. Numbers are null where there is none; the reason says why.
 
     `estimate`, `bound`, `opposite_bound`, `margin` and `mde` are on one scale: a ratio for
-    `retention`, `length` and `ratio`, a difference for `non_inferiority`, `regression`, `slice`
-    and `implausible`, the value itself for `floor` and `ceiling`.
+    `retention`, `length`, `ratio` and `draft` (TPOT with the draft over without), a difference for
+    `non_inferiority`, `regression`, `slice` and `implausible`, the value itself for `floor` and
+    `ceiling`.
     """
 
     name: str

@@ -7,27 +7,34 @@ whole template), and long texts are cut, so that the file stays far below 3 MB.
 
 from __future__ import annotations
 
-import math
+import base64
 import os
-import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from registry.evidence import LoadPoint
-from registry.outcome import (
-    CandidateOutcome,
-    GateResult,
-    LoosenedGate,
-    ReleaseOutcome,
-    Verdict,
-    WaiverShown,
+from registry import report_charts as drawings
+from registry import report_numbers as numbers
+from registry.outcome import LoosenedGate, ReleaseOutcome, Verdict, WaiverShown
+from registry.report_latency import (
+    Detail,
+    LatencyFigures,
+    Picture,
+    draft_pairs,
+    kept_point,
+    kept_words,
+    percentile_of,
+    searches,
+    selection,
+    shown_point,
+    sla_of,
 )
+from registry.report_steps import steps_table
 from registry.settings import settings
 
 if TYPE_CHECKING:
@@ -35,12 +42,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "report.html.j2"
 MOST_EXAMPLES = 16
-LONGEST_TEXT = 1500
-"""Characters of one prompt or response on the page."""
-
-CURVE_METRIC = re.compile(r"latency\.e2el_(p50|p90|p95|p99)_ms")
-USUAL_PERCENTILE = "p99"
-
 GLYPHS = {
     Verdict.PASS: "✓",
     Verdict.FAIL: "✕",
@@ -57,10 +58,6 @@ MEANINGS = {
     Verdict.INFEASIBLE: "cannot run on this hardware",
     Verdict.INVALID: "evidence missing, incomplete or not comparable",
 }
-
-
-class Detail(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ReferenceFigures(Detail):
@@ -100,6 +97,16 @@ class ReportDetails(Detail):
         description="By metric, then segment, then who: means over the segment's items.",
     )
     segment_sizes: dict[str, int] = Field(default_factory=dict, description="Items by segment.")
+    latency: dict[str, LatencyFigures] = Field(
+        default_factory=dict, description="Of each candidate with a load test."
+    )
+    compared: list[Picture] = Field(
+        default_factory=list, description="All candidates' load over each other."
+    )
+    objective: str = Field(default="", description="What promotion looks at, as in the recipe.")
+    objective_rate: float | None = Field(
+        default=None, description="Requests/s at which `fastest` compares; None after a search."
+    )
     examples: list[Example] = Field(default_factory=list)
     waivers: list[WaiverShown] = Field(default_factory=list)
     loosened: list[LoosenedGate] = Field(default_factory=list)
@@ -137,6 +144,8 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
     candidates = list(outcome.candidates)
     sla = sla_of(candidates)
     rate = sla.rate if sla is not None else None
+    figures = {one.name: details.latency.get(one.name, LatencyFigures()) for one in candidates}
+    searched = searches(candidates, figures)
     return template.render(
         outcome=outcome,
         details=details,
@@ -148,8 +157,19 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
         waived=[(c, gate) for c in candidates for gate in c.gates if gate.waived is not None],
         gate_names=list(dict.fromkeys(gate.name for c in candidates for gate in c.gates)),
         metrics=_metric_names(outcome, details),
-        at_sla={c.name: point_at(c.latency, rate) for c in candidates},
-        charts=charts(candidates, sla),
+        selection=selection(
+            candidates, outcome.promoted, details.objective, details.objective_rate
+        ),
+        at_sla={c.name: shown_point(c, rate) for c in candidates},
+        charts=drawings.charts([one for one in candidates if one.kept_rate is None], sla),
+        searched=searched,
+        clauses=list(dict.fromkeys(one.sla for one in searched if one.sla)),
+        figures=figures,
+        priced=any(
+            value is not None for c in candidates for p in c.latency for value in p.cost.values()
+        ),
+        pictured_names=[name for name, one in figures.items() if one.pictures],
+        steps={one.name: steps_table(one, figures[one.name]) for one in candidates},
         pairs=draft_pairs(candidates),
         examples=[grouped(example) for example in details.examples[:MOST_EXAMPLES]],
         longest_stage=max((stage.seconds for stage in outcome.stages), default=0) or 1,
@@ -159,50 +179,6 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
 
 
 # -- what the tables need --------------------------------------------------------------------
-
-
-def sla_of(candidates: Iterable[CandidateOutcome]) -> GateResult | None:
-    """The ceiling on an end-to-end time: its margin is the SLA line, its rate where it counts."""
-    for candidate in candidates:
-        for gate in candidate.gates:
-            if gate.kind == "ceiling" and CURVE_METRIC.fullmatch(gate.metric):
-                return gate
-    return None
-
-
-def percentile_of(sla: GateResult | None) -> str:
-    """`p99`, or what the SLA is about."""
-    found = CURVE_METRIC.fullmatch(sla.metric) if sla is not None else None
-    return found[1] if found else USUAL_PERCENTILE
-
-
-def point_at(points: Sequence[LoadPoint], rate: float | None) -> LoadPoint | None:
-    """The point measured at `rate`, or the fastest one where no rate is asked for."""
-    if rate is None:
-        return points[-1] if points else None
-    return next((point for point in points if math.isclose(point.rate, rate)), None)
-
-
-@dataclass(frozen=True)
-class DraftPair:
-    """The same weights served without and with the draft."""
-
-    off: CandidateOutcome
-    on: CandidateOutcome
-    points: list[tuple[LoadPoint, LoadPoint]]
-
-
-def draft_pairs(candidates: Sequence[CandidateOutcome]) -> list[DraftPair]:
-    """Candidates of equal target weights, draft off beside draft on, at the rates both have."""
-    off = {c.target: c for c in candidates if c.target and not c.draft and c.latency}
-    pairs = []
-    for on in candidates:
-        if not (on.draft and on.latency and on.target in off):
-            continue
-        plain = off[on.target]
-        both = [(p, point_at(on.latency, p.rate)) for p in plain.latency]
-        pairs.append(DraftPair(plain, on, [(p, other) for p, other in both if other is not None]))
-    return pairs
 
 
 @dataclass(frozen=True)
@@ -238,178 +214,9 @@ def _metric_names(outcome: ReleaseOutcome, details: ReportDetails) -> list[str]:
     return list(dict.fromkeys(gated + measured + referred))
 
 
-# -- the curves ------------------------------------------------------------------------------
-
-WIDTH, HEIGHT = 300.0, 190.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 16.0, 30.0
-INSET = 22.0
-"""Room for half a label between the axis and the outermost rates."""
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A measured point in the drawing; `label` is None where requests failed over the rank."""
-
-    x: float
-    y: float
-    label: str | None
-    over: bool
-
-
-@dataclass(frozen=True)
-class Chart:
-    """P99 E2EL against the rate for one candidate, the others behind it in grey."""
-
-    candidate: CandidateOutcome
-    line: str
-    others: list[str]
-    dots: list[Dot]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    sla_y: float | None
-    sla_x: float | None
-
-
-def charts(candidates: Sequence[CandidateOutcome], sla: GateResult | None) -> list[Chart]:
-    """One chart per candidate with latency, all on the same logarithmic axes."""
-    shown = [candidate for candidate in candidates if candidate.latency]
-    percentile = percentile_of(sla)
-    values = [p for c in shown for p in (point.e2el_ms.get(percentile) for point in c.latency) if p]
-    if not values:
-        return []
-    if sla is not None:
-        values.append(sla.margin)
-    rates = sorted({point.rate for candidate in shown for point in candidate.latency})
-    low, high = math.log10(min(values) * 0.8), math.log10(max(values) * 1.35)
-
-    first, last = math.log10(rates[0]), math.log10(rates[-1])
-
-    def x(rate: float) -> float:
-        share = (math.log10(rate) - first) / (last - first) if last > first else 0.5
-        return LEFT + INSET + (WIDTH - LEFT - RIGHT - 2 * INSET) * share
-
-    def y(value: float) -> float:
-        share = (math.log10(value) - low) / (high - low)
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
-
-    def line(candidate: CandidateOutcome) -> str:
-        found = [(point.rate, point.e2el_ms.get(percentile)) for point in candidate.latency]
-        return " ".join(f"{x(rate):.1f},{y(value):.1f}" for rate, value in found if value)
-
-    ticks = [
-        step * 10**power
-        for power in range(math.floor(low), math.ceil(high) + 1)
-        for step in (1, 2, 5)
-        if low <= math.log10(step * 10**power) <= high
-    ]
-    while len(ticks) > 6:
-        ticks = ticks[::2]
-    return [
-        Chart(
-            candidate=candidate,
-            line=line(candidate),
-            others=[line(other) for other in shown if other is not candidate],
-            dots=[_dot(point, x, y, sla) for point in candidate.latency],
-            x_ticks=[(x(rate), f"{rate:g}") for rate in rates],
-            y_ticks=[(y(tick), short_ms(tick)) for tick in ticks],
-            sla_y=y(sla.margin) if sla is not None else None,
-            sla_x=x(sla.rate) if sla is not None and sla.rate in rates else None,
-        )
-        for candidate in shown
-    ]
-
-
-def _dot(point: LoadPoint, x: Any, y: Any, sla: GateResult | None) -> Dot:
-    value = point.e2el_ms.get(percentile_of(sla))
-    if not value:
-        return Dot(x(point.rate), TOP, None, over=True)
-    over = sla is not None and value > sla.margin
-    return Dot(x(point.rate), y(value), short_ms(value), over)
-
-
-# -- how numbers are written -----------------------------------------------------------------
-
-
-def short_ms(value: float | None) -> str:
-    """1234.5 -> `1.23 s`, 87.2 -> `87 ms`."""
-    if value is None:
-        return "–"
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s".replace(".0 s", " s")
-    if value >= 1000:
-        return f"{value / 1000:.2f} s".replace(".00 s", " s")
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A plain number with fixed digits; a dash where there is none."""
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def gate_value(value: float | None, metric: str) -> str:
-    """A gate's number in its own unit."""
-    return short_ms(value) if metric.endswith("_ms") else number(value, 4)
-
-
-RATIOS = ("retention", "length", "ratio")
-DIFFERENCES = ("non_inferiority", "regression", "slice", "implausible")
-
-
-def scaled(value: float | None, gate: GateResult) -> str:
-    """An estimate, a bound or an effect on the scale of the gate's margin."""
-    if value is None:
-        return "–"
-    sign = "+" if gate.kind in DIFFERENCES and value >= 0 else "-" if value < 0 else ""
-    own_unit = gate.metric.endswith("_ms") and gate.kind not in RATIOS
-    return sign + (short_ms(abs(value)) if own_unit else number(abs(value), 4))
-
-
-ASKED = {
-    "retention": "≥ ",
-    "floor": "≥ ",
-    "ceiling": "≤ ",
-    "length": "≤ ",
-    "ratio": "≥ ",
-    "implausible": "gain ≤ ",
-}
-"""What a margin asks for, by kind, where every gate of the kind asks for the same side."""
-
-
-def asked(gate: GateResult) -> str:
-    """The side of the margin on which a gate passes, for writing before it."""
-    known = ASKED.get(gate.kind)
-    if known is not None or gate.bound is None or gate.opposite_bound is None:
-        return known or ""
-    return "≥ " if gate.bound <= gate.opposite_bound else "≤ "
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: `0.4 s`, `48 s`, `3 min 12 s`, `2 h 05 min`."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def megabytes(size: int | None) -> str:
-    """Bytes in MB (10^6)."""
-    return "–" if size is None else f"{size / 1e6:,.1f} MB"
-
-
-def cut(text: str, length: int = LONGEST_TEXT) -> str:
-    """At most `length` characters, saying how many are left out."""
-    left = len(text) - length
-    return text if left <= 0 else f"{text[:length]} … ({left} more characters)"
-
-
-def quotient(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def data_uri(picture: Picture) -> str:
+    """The picture itself as an address, so that the page needs no other file."""
+    return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
 
 
 @cache
@@ -424,14 +231,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: Mapping[str, Any] = {
-        "ms": short_ms,
-        "number": number,
-        "duration": duration,
-        "megabytes": megabytes,
-        "cut": cut,
+        "ms": numbers.short_ms,
+        "number": numbers.number,
+        "duration": numbers.duration,
+        "megabytes": numbers.megabytes,
+        "cut": numbers.cut,
+        "rate": numbers.rate,
+        "share": numbers.share,
+        "data_uri": data_uri,
     }
     made.filters.update(filters)
-    made.globals.update(quotient=quotient, gate_value=gate_value, scaled=scaled, asked=asked)
-    made.globals.update(left=LEFT, right=RIGHT, top=TOP, bottom=BOTTOM)
-    made.globals.update(width=WIDTH, height=HEIGHT)
+    made.globals.update(quotient=numbers.quotient, gate_value=numbers.gate_value)
+    made.globals.update(scaled=numbers.scaled, asked=numbers.asked)
+    made.globals.update(kept_words=kept_words, kept_point=kept_point)
+    made.globals.update(left=drawings.LEFT, right=drawings.RIGHT, width=drawings.WIDTH)
+    made.globals.update(top=drawings.TOP, bottom=drawings.BOTTOM, height=drawings.HEIGHT)
     return made

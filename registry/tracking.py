@@ -9,7 +9,6 @@ again records each thing once. Runs are named by their ids: the thread's active 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import tempfile
@@ -27,6 +26,13 @@ from registry.bundle import Bundle
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome
+from registry.tracking_points import (
+    KeptRate,
+    clean_name,
+    kept_rate_metrics,
+    point_metrics,
+    scalar_metrics,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,6 +72,7 @@ class StageRecord(BaseModel):
     params: dict[str, Any] = Field(default_factory=dict, description="Short ones; see `texts`.")
     metrics: dict[str, float | None] = Field(default_factory=dict)
     points: list[LoadPoint] = Field(default_factory=list)
+    kept_rate: KeptRate = Field(default=None, description="Of a search, as in the evidence.")
     tags: dict[str, str] = Field(default_factory=dict)
     texts: dict[str, str] = Field(
         default_factory=dict, description="Artifacts by file name: recipes, evidence summaries."
@@ -203,6 +210,7 @@ class Tracker:
         tags = {**stage.tags, "pilotage.reused": str(stage.reused).lower()}
         numbers = {**stage.metrics, "seconds": stage.seconds}
         metrics = scalar_metrics(numbers, ended) + point_metrics(stage.points, ended)
+        metrics += kept_rate_metrics(stage.kept_rate, ended)
         self._log(run_id, metrics=metrics, params=stage.params, tags=tags)
         self._write_texts(run_id, stage.texts)
         for path in stage.files:
@@ -216,10 +224,12 @@ class Tracker:
         outcome: ReleaseOutcome,
         report: Path | None = None,
         texts: Mapping[str, str] | None = None,
+        files: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
         """Close the parent run with the release's verdict, outcome document, report and `texts`.
 
-        A refused release is a finished run with the verdict as a tag: refusing is its work.
+        `files` by their folder among the artifacts; one that is there already is written over. A
+        refused release is a finished run with the verdict as a tag: refusing is its work.
         """
         with asking_mlflow("close the release's run"):
             counts = {
@@ -242,6 +252,9 @@ class Tracker:
             )
             if report is not None:
                 self.client.log_artifact(parent, str(report), "report")
+            for folder, paths in (files or {}).items():
+                for path in paths:
+                    self.client.log_artifact(parent, str(path), folder)
             self.client.set_terminated(parent, "FINISHED")
 
     # -- candidates ------------------------------------------------------------------------
@@ -307,6 +320,7 @@ class Tracker:
         at = _milliseconds(measured_at)
         metrics = scalar_metrics(outcome.metrics, at, model_id)
         metrics += point_metrics(outcome.latency, at, model_id)
+        metrics += kept_rate_metrics(outcome.kept_rate, at, model_id)
         prefixed = [_renamed(metric, f"{outcome.name}.{metric.key}") for metric in metrics]
         self._log(parent, metrics=prefixed)
         self.client.set_logged_model_tags(model_id, _candidate_tags(outcome))
@@ -361,53 +375,7 @@ class Tracker:
             self.client.log_text(run_id, text, name)
 
 
-# -- metrics ---------------------------------------------------------------------------------
-
-
-def clean_name(name: str) -> str:
-    """A name that MLflow takes: lm-eval's commas, `@` and the like become `_`."""
-    return re.sub(r"[^\w./ -]", "_", name).strip("/. ")[:250]
-
-
-def scalar_metrics(
-    values: Mapping[str, float | None], at: int, model_id: str | None = None
-) -> list[Metric]:
-    """Metrics of one moment (`at`: ms since the epoch). What is no finite number is left out."""
-    from mlflow.entities import Metric
-
-    return [
-        Metric(clean_name(name), float(value), at, 0, model_id=model_id)
-        for name, value in values.items()
-        if value is not None and math.isfinite(value)
-    ]
-
-
-def point_metrics(
-    points: Sequence[LoadPoint], at: int, model_id: str | None = None
-) -> list[Metric]:
-    """Latency by load point: the point's index is the step, and `latency.rate` says its rate."""
-    from mlflow.entities import Metric
-
-    found = []
-    for step, point in enumerate(points):
-        values: dict[str, float | None] = {
-            "rate": point.rate,
-            "achieved_rate": point.achieved_rate,
-            "requests": float(point.total),
-            "failed": float(point.failed),
-            "output_tokens_per_s": point.output_tokens_per_s,
-            "acceptance_length": point.acceptance_length,
-            "prefix_cache_hit_rate": point.prefix_cache_hit_rate,
-        }
-        for name in ("ttft", "tpot", "itl", "e2el"):
-            table: dict[str, float | None] = getattr(point, f"{name}_ms")
-            values |= {f"{name}_{percent}_ms": value for percent, value in table.items()}
-        found += [
-            Metric(f"latency.{clean_name(name)}", float(value), at, step, model_id=model_id)
-            for name, value in values.items()
-            if value is not None and math.isfinite(value)
-        ]
-    return found
+# -- small things ----------------------------------------------------------------------------
 
 
 def _renamed(metric: Metric, key: str) -> Metric:
@@ -417,9 +385,6 @@ def _renamed(metric: Metric, key: str) -> Metric:
     return Metric(
         clean_name(key), metric.value, metric.timestamp, metric.step, model_id=metric.model_id
     )
-
-
-# -- small things ----------------------------------------------------------------------------
 
 
 def quiet_mlflow() -> None:

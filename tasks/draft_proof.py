@@ -41,7 +41,14 @@ from tasks.engines.load_generator import Row
 from tasks.engines.load_prompts import Prompts
 from tasks.progress import LOG
 from tasks.serving import ServedBundle
-from tasks.turns import Comparison, Serve, Turns, compare_bundles, write_whole
+from tasks.turns import (
+    Comparison,
+    Serve,
+    Turns,
+    compare_bundles,
+    prompts_of_a_turn,
+    write_whole,
+)
 
 TOKENS = (1, 2, 3, 4, 5)
 """Numbers of speculative tokens that are tried."""
@@ -85,13 +92,13 @@ class DraftProof:
             agreement=self.agreement.words if self.agreement else "greedy answers not compared",
         )
 
-    def end(self, folder: Path, decision: DraftDecision) -> DraftProof:
-        """Keep the decision and write everything down."""
-        self.decision = decision
-        LOG.info("draft of %s: %s", self.bundle.name, decision.reason)
-        content = {
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of `draft.json`, which `eval_suites.draft_gate.DraftEvidence` reads."""
+        return {
             "bundle": self.bundle.digest,
-            **dataclasses.asdict(decision),
+            "stays": self.stays,
+            "reason": self.decision.reason if self.decision else "",
             "num_speculative_tokens": self.best.tokens if self.best else None,
             "kept_rate": {"without": self.kept_without, "with": self.kept_with},
             "tokens": dataclasses.asdict(self.best) if self.best else None,
@@ -99,7 +106,12 @@ class DraftProof:
             "agreement": self.agreement.model_dump(mode="json") if self.agreement else None,
             "turns": self.turns.document if self.turns else None,
         }
-        write_whole(folder / DRAFT, json.dumps(content, ensure_ascii=False, indent=1))
+
+    def end(self, folder: Path, decision: DraftDecision) -> DraftProof:
+        """Keep the decision and write everything down."""
+        self.decision = decision
+        LOG.info("draft of %s: %s", self.bundle.name, decision.reason)
+        write_whole(folder / DRAFT, json.dumps(self.document, ensure_ascii=False, indent=1))
         return self
 
 
@@ -129,6 +141,15 @@ def prove_draft(
     rate = proof.kept_without[0] if proof.kept_without else None
     if rate is None:
         why = "without its draft the bundle kept the SLA at no rate, so there is none to compare at"
+        return proof.end(folder, DraftDecision(None, why))
+    # Before hours of measuring that would end without a decision.
+    needed = (rounds + repeats) * sum(prompts_of_a_turn(profile, rate)) + agreement_prompts
+    if prompts.left is not None and prompts.left < needed:
+        why = (
+            f"turns at {rate:.4g} requests/s, which the bundle keeps without its draft, take "
+            f"{needed} prompts, and there are {prompts.left}: name more of them, or a load "
+            "profile with `scenarios` or with shorter steps"
+        )
         return proof.end(folder, DraftDecision(None, why))
     turns = Turns(profile, rate, folder / "tokens", serve)
     proof.best, proof.tries = try_tokens(bundle, tokens, turns, prompts, rounds)

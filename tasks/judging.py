@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from eval_suites.draft_gate import DraftEvidence, with_draft_gate
 from eval_suites.gates import judge_all
 from eval_suites.policy import Policy
 from eval_suites.verdicts import reasons_of, verdict_of
 from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
 from registry.errors import UserError
+from registry.evidence import SUMMARY
 from registry.evidence_folders import CandidateEvidence
 from registry.outcome import CandidateOutcome, GateResult, Verdict
+from tasks.draft_proof import DRAFT
 from tasks.progress import LOG
 
 
@@ -27,6 +31,7 @@ class Measured:
     accuracy: ArtifactRef | None = None
     latency: ArtifactRef | None = None
     again: ArtifactRef | None = None
+    draft_proof: ArtifactRef | None = None
     draft: bool = False
     failure: str = ""
 
@@ -48,8 +53,27 @@ class Measured:
 
     def refs(self) -> dict[str, ArtifactRef]:
         """The artifacts of the evidence, by kind."""
-        found = {"accuracy": self.accuracy, "latency": self.latency, "serving": self.serving}
+        found = {
+            "accuracy": self.accuracy,
+            "latency": self.latency,
+            "serving": self.serving,
+            "draft": self.draft_proof,
+        }
         return {kind: ref for kind, ref in found.items() if ref is not None}
+
+    def summaries(self) -> dict[str, Path]:
+        """The file with the numbers of each evidence, by kind."""
+        return {
+            kind: ref.path / (DRAFT if kind == "draft" else SUMMARY)
+            for kind, ref in self.refs().items()
+        }
+
+    def judged_draft(self, gates: list[GateResult]) -> list[GateResult]:
+        """The gates, and whether the draft pays where that was asked for."""
+        if self.draft_proof is None or self.bundle is None:
+            return gates
+        proof = DraftEvidence.read(self.draft_proof.path / DRAFT)
+        return with_draft_gate(gates, proof, self.digest, self.bundle.num_speculative_tokens)
 
 
 def judge_candidates(
@@ -65,7 +89,10 @@ def judge_candidates(
     again = references["student"].repeated()
     repeated = (compared["student"], again) if again is not None else None
     results = judge_all(policy, evidence, compared, repeated=repeated, planned=len(measured))
-    judged = [_outcome(one, evidence.get(one.name), results.get(one.name)) for one in measured]
+    judged = [
+        _outcome(one, evidence.get(one.name), one.judged_draft(results.get(one.name, [])))
+        for one in measured
+    ]
     for outcome in judged:
         LOG.info("%s: %s%s", outcome.name, outcome.verdict, _because(outcome.reasons))
     return judged
@@ -94,9 +121,9 @@ def judged_policy(policy: Policy, champion: bool) -> tuple[Policy, list[str]]:
 
 
 def _outcome(
-    measured: Measured, evidence: CandidateEvidence | None, gates: list[GateResult] | None
+    measured: Measured, evidence: CandidateEvidence | None, gates: list[GateResult]
 ) -> CandidateOutcome:
-    if measured.bundle is None or evidence is None or gates is None:
+    if measured.bundle is None or evidence is None:
         return CandidateOutcome(
             name=measured.name,
             bundle="",

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from eval_suites.loader import load_accuracy, load_policy, load_profile
-from eval_suites.policy import KEPT_RATE
 from eval_suites.schema import AccuracySuite, LoadProfile, Policy
 from recipes import loader
 from recipes.schema import (
@@ -22,7 +21,6 @@ from recipes.schema import (
     DemoModel,
     DistillRecipe,
     DraftRecipe,
-    FilePrompts,
     QuantizeRecipe,
     ReleaseRecipe,
     ServeRecipe,
@@ -34,6 +32,7 @@ from registry.errors import Problem, UserError
 from tasks import (
     accuracy,
     distillation,
+    draft_stage,
     latency,
     models,
     prompts,
@@ -42,7 +41,7 @@ from tasks import (
     speculation,
     teacher_data,
 )
-from tasks.engines.fixed_rates import requests_of
+from tasks.plan_checks import mismatches
 
 FILE_SIZES = {"train": 1200, "calibration": 64, "draft": 200, "eval": 200, "load": 200}
 """How `--prompts FILE` is split where the recipe's own prompts do not come from a file."""
@@ -62,6 +61,7 @@ class ResolvedRelease(BaseModel):
     serve: dict[str, ServeRecipe]
     accuracy: AccuracySuite
     load: LoadProfile
+    draft_load: LoadProfile | None = None
     policy: Policy
 
     @property
@@ -84,6 +84,7 @@ class CandidatePlan:
     accuracy_reference: Stage
     accuracy_again: Stage | None
     latency: Stage
+    draft_proof: Stage | None
 
     @property
     def name(self) -> str:
@@ -117,7 +118,12 @@ class ReleasePlan:
             self.draft,
         ]
         for candidate in self.candidates:
-            measured = [candidate.accuracy, candidate.accuracy_again, candidate.latency]
+            measured = [
+                candidate.accuracy,
+                candidate.accuracy_again,
+                candidate.latency,
+                candidate.draft_proof,
+            ]
             if serving.known_infeasible(candidate.serving):
                 measured = [candidate.accuracy_reference]
             ordered += [candidate.serving, *measured]
@@ -187,6 +193,10 @@ def resolve(
         problems.append(Problem("--set draft...", "the release names no draft recipe"))
     suite = read(lambda: load_accuracy(release.accuracy, nested["accuracy"]))
     load = read(lambda: load_profile(release.load, nested["load"]))
+    draft_load = None
+    if release.prove_draft is not None:
+        proof = release.prove_draft
+        draft_load = read(lambda: load_profile(proof.load))
     policy = read(lambda: load_policy(release.policy, nested["policy"]))
     problems += [
         Problem(f"--set {head}.{unused}", "the release names no such recipe")
@@ -194,7 +204,7 @@ def resolve(
         for unused in rest
     ]
     if not problems:
-        problems += _mismatches(release, quantize, suite, load, policy)
+        problems += mismatches(release, quantize, suite, load, policy, draft_load)
     if problems:
         raise UserError(problems)
     return ResolvedRelease(
@@ -207,6 +217,7 @@ def resolve(
         serve=serve,
         accuracy=suite,
         load=load,
+        draft_load=draft_load,
         policy=policy,
     )
 
@@ -261,6 +272,11 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
             if resolved.policy.noise_floor and candidate.name == release.reference_candidate
             else None,
             latency=latency.stage(candidate.name, resolved.load, data, parents, config),
+            draft_proof=draft_stage.stage(
+                candidate.name, release.prove_draft, resolved.draft_load, data, parents, config
+            )
+            if own_draft and release.prove_draft and resolved.draft_load
+            else None,
         )
 
     return ReleasePlan(
@@ -296,105 +312,3 @@ def _file_prompts(name: str, own: Mapping[str, Any], prompts_file: str) -> dict[
     changes = {key: value for key, value in own.items() if key.startswith("prompts.")}
     block = {"source": "file", "path": prompts_file, "sizes": FILE_SIZES}
     return {**rest, "prompts": block, **changes}
-
-
-def _mismatches(
-    release: ReleaseRecipe,
-    quantize: Mapping[str, QuantizeRecipe],
-    suite: AccuracySuite,
-    load: LoadProfile,
-    policy: Policy,
-) -> list[Problem]:
-    """What only shows when the files are seen together."""
-    problems = []
-    asked = release.prompts.sizes["eval"]
-    if asked < suite.items:
-        problems.append(
-            Problem(
-                f"release {release.model}: prompts.sizes.eval",
-                f"is {asked}, the accuracy suite asks {suite.items} items",
-                "raise it, or lower accuracy.items",
-            )
-        )
-    if isinstance(release.prompts, FilePrompts) and release.prompts.mapping.reference is None:
-        problems.append(
-            Problem(
-                f"release {release.model}: prompts.mapping.reference",
-                "is not given, so no answer could be scored",
-                "name the column with the right answer, e.g. "
-                "--set prompts.mapping.reference=category",
-            )
-        )
-    # A search ends with what it knows when the prompts are used up; synthetic ones never are.
-    sent = 0 if load.search is not None or load.scenarios else requests_of(load)
-    if release.prompts.sizes["load"] < sent:
-        problems.append(
-            Problem(
-                f"release {release.model}: prompts.sizes.load",
-                f"is {release.prompts.sizes['load']}, load profile {release.load!r} sends {sent} "
-                "requests, each with a prompt of its own",
-                "raise it, or shorten the load profile",
-            )
-        )
-    needed = max(
-        (
-            recipe.calibration.samples
-            for recipe in quantize.values()
-            if recipe.calibration is not None and recipe.calibration.source == "business"
-        ),
-        default=0,
-    )
-    if release.prompts.sizes["calibration"] < needed:
-        problems.append(
-            Problem(
-                f"release {release.model}: prompts.sizes.calibration",
-                f"is {release.prompts.sizes['calibration']}, a quantize recipe asks {needed}",
-                "raise it well above, since some answers of the teacher may be set aside",
-            )
-        )
-    reference = next(c for c in release.candidates if c.name == release.reference_candidate)
-    if quantize[reference.quantize].recipe is not None or reference.draft:
-        problems.append(
-            Problem(
-                f"release {release.model}: reference_candidate",
-                f"{reference.name!r} is not the unquantized student without a draft",
-                "name the candidate whose quantize recipe leaves the weights as they are",
-            )
-        )
-    for gate in policy.gates:
-        metrics = [*suite.metrics, "output_tokens"]
-        if not gate.on_latency and gate.metric not in metrics:
-            problems.append(
-                Problem(
-                    f"policy {release.policy}: gate {gate.name}",
-                    f"metric {gate.metric!r} is not measured by suite {release.accuracy!r}",
-                    f"one of {', '.join(metrics)}",
-                )
-            )
-        if gate.metric == KEPT_RATE and load.search is None:
-            problems.append(
-                Problem(
-                    f"policy {release.policy}: gate {gate.name}",
-                    f"load profile {release.load!r} has no search",
-                    "name a profile with `search`, or judge a percentile at one of its rates",
-                )
-            )
-        elif gate.on_latency and gate.metric != KEPT_RATE and gate.rate not in load.rates:
-            problems.append(
-                Problem(
-                    f"policy {release.policy}: gate {gate.name}",
-                    f"rate {gate.rate} is not measured by load profile {release.load!r}",
-                    f"one of {', '.join(map(str, load.rates)) or 'no rate: it is a search'}",
-                )
-            )
-    looks = [look.items for look in policy.looks]
-    if looks and suite.items not in looks:
-        problems.append(
-            Problem(
-                f"policy {release.policy}: looks",
-                f"plans {', '.join(map(str, looks))} items, suite {release.accuracy!r} asks "
-                f"{suite.items}",
-                "set `accuracy.items` to one of them",
-            )
-        )
-    return problems

@@ -18,7 +18,7 @@ from eval_suites.gating import notes_of, waivers_of
 from eval_suites.verdicts import release_verdict
 from registry.artifacts import Stage
 from registry.digests import digest_of
-from registry.evidence import SUMMARY
+from registry.evidence import LatencyEvidence, read_summary
 from registry.gate_report import json_line, markdown
 from registry.outcome import CandidateOutcome, Champion, LoosenedGate, ReleaseOutcome
 from registry.promotion import (
@@ -35,6 +35,7 @@ from registry.tracking import StageRecord
 from tasks.bundles import tracker
 from tasks.judging import Measured, select
 from tasks.planning import ReleasePlan, ResolvedRelease
+from tasks.plotting import plot_artifacts, release_plots
 from tasks.progress import LOG
 from tasks.reporting import gate_outcome, report_details
 from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
@@ -101,10 +102,7 @@ def _publish(
     models = records.candidates(
         run,
         bundles,
-        {
-            one.name: {kind: ref.path / SUMMARY for kind, ref in by_name[one.name].refs().items()}
-            for one, _ in bundles
-        },
+        {one.name: by_name[one.name].summaries() for one, _ in bundles},
         measured_at=max(
             (ref.made_at for one in measured for ref in one.refs().values()),
             default=datetime.now(UTC),
@@ -169,12 +167,13 @@ def _publish(
         seconds=round(seconds, 1),
     )
     everyone = {"teacher": teacher, **by_name}
-    details = report_details(todo, everyone, teacher, outcome)
+    plots = release_plots(digest, measured)
+    details = report_details(todo, everyone, teacher, outcome, plots, sla_rate(recipes))
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
     gates = gate_outcome(outcome, recipes.policy)
     texts = {"gates.md": markdown(gates), "gates.json": json_line(gates)}
-    records.finish(run, outcome, report, texts)
+    records.finish(run, outcome, report, texts, plot_artifacts(plots))
     show_gates(outcome.release, texts["gates.md"])
     return outcome
 
@@ -217,6 +216,8 @@ def stage_record(stage: Stage) -> StageRecord:
         for name, value in ref.summary.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+    evidence = read_summary(ref.path) if stage.name == "latency" else None
+    load = evidence if isinstance(evidence, LatencyEvidence) else None
     return StageRecord(
         key=stage.key,
         name=stage.title,
@@ -224,6 +225,8 @@ def stage_record(stage: Stage) -> StageRecord:
         seconds=ref.seconds,
         reused=ref.reused,
         metrics=numbers,
+        points=load.points if load is not None else [],
+        kept_rate=load.kept_rate if load is not None else None,
         tags={
             "pilotage.digest": ref.digest,
             **{f"pilotage.tool.{name}": version for name, version in stage.tools.items()},

@@ -16,6 +16,7 @@ from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
+from tasks.plotting import Plots, compared_picture, latency_figures
 from tasks.prompt_files import read_jsonl
 from tasks.stages import folder_of
 
@@ -27,8 +28,13 @@ def report_details(
     everyone: Mapping[str, Measured],
     teacher: Measured,
     outcome: ReleaseOutcome,
+    plots: Plots,
+    objective_rate: float | None,
 ) -> ReportDetails:
-    """Read the items of everybody who was measured; `everyone` is by name, the teacher first."""
+    """Read the evidence of everybody who was measured; `everyone` is by name, the teacher first.
+
+    `objective_rate` is the one by which fixed rates were compared.
+    """
     import pandas
 
     metrics = todo.resolved.accuracy.metrics
@@ -56,11 +62,18 @@ def report_details(
         engine=getattr(evidence, "engine", ""),
         metrics=getattr(evidence, "metrics", {}),
     )
+    student = todo.resolved.release.reference_candidate
     return ReportDetails(
         references=[figures],
-        student=todo.resolved.release.reference_candidate,
+        student=student,
         segments=segments,
         segment_sizes={str(segment): int(count) for segment, count in sizes.items()},
+        latency=latency_figures(
+            list(everyone.values()), plots, pictured=(outcome.promoted, student)
+        ),
+        compared=compared_picture(plots),
+        objective=todo.resolved.release.promotion.objective,
+        objective_rate=objective_rate,
         examples=examples(todo, tables, metrics),
         environments=environments(),
         waivers=outcome.waivers,

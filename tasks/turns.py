@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from eval_suites.load import LoadProfile
 from eval_suites.load_steps import Around, crop_of, judge_step
 from eval_suites.turns import (
     LEVEL,
+    METRICS,
+    PERCENTS,
     TurnDrift,
     TurnRatio,
     all_ratios,
@@ -77,6 +80,12 @@ Serve = Callable[[Bundle], AbstractContextManager[Served]]
 # -- one turn --------------------------------------------------------------------------------
 
 
+def prompts_of_a_turn(profile: LoadProfile, rate: float) -> tuple[int, int]:
+    """How many are sent to warm up, and as load."""
+    count = max(1, round(rate * profile.seconds_per_rate))
+    return max(FEWEST_WARMUP, profile.warmup_requests), count
+
+
 @dataclass(frozen=True)
 class Asked:
     """What all bundles of a repeat are sent."""
@@ -106,7 +115,18 @@ class Turn(BaseModel):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={"rows", "identity"})
+        """Without rows; `steady_ms` is what ratios are made of. Null: none, or of failed ones."""
+        times = {
+            f"{metric}_p{percent:g}": percentile_of(self.steady, metric, percent)
+            for metric in METRICS
+            for percent in PERCENTS
+        }
+        known = self.model_dump(mode="json", exclude={"rows", "identity"})
+        finite = {
+            name: one if one is not None and math.isfinite(one) else None
+            for name, one in times.items()
+        }
+        return known | {"steady_ms": finite}
 
 
 class Turns:
@@ -118,9 +138,8 @@ class Turns:
 
     def ask(self, prompts: Prompts, number: int) -> Asked:
         """Fresh prompts; a kill changes neither them nor the seed of the arrivals."""
-        count = max(1, round(self.rate * self.profile.seconds_per_rate))
-        warmup = prompts.take(max(FEWEST_WARMUP, self.profile.warmup_requests))
-        return Asked(warmup, prompts.take(count), self.profile.seed + number)
+        warmup, count = prompts_of_a_turn(self.profile, self.rate)
+        return Asked(prompts.take(warmup), prompts.take(count), self.profile.seed + number)
 
     def turn(self, name: str, bundle: Bundle, asked: Asked) -> Turn:
         """Start the bundle, warm it up, send the load; or what an earlier call kept of it.
@@ -213,6 +232,11 @@ class Comparison:
     notes: list[str]
 
     @property
+    def usable(self) -> int:
+        """Repeats in which neither turn is void."""
+        return sum(not a.void and not b.void for a, b in self.pairs)
+
+    @property
     def acceptance_length(self) -> float | None:
         """Of B, the mean over its turns that are not void."""
         lengths = [b.point.acceptance_length for _, b in self.pairs if not b.void]
@@ -223,6 +247,7 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         return {
             "rate": self.rate,
+            "usable_repeats": self.usable,
             "turns": [turn.numbers for pair in self.pairs for turn in pair],
             "ratios": {name: dataclasses.asdict(one) for name, one in self.ratios.items()},
             "drift_of_a": {name: dataclasses.asdict(one) for name, one in self.drifts.items()},

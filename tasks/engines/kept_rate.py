@@ -110,11 +110,11 @@ class KeptRateSearch:
         )  # fmt: skip
         sustained = False
         while not sustained and not self._cached():
-            while (rate := next_rate(plan, self._answers())) is not None and self._in_time(rate):
+            while (rate := self._next(plan)) is not None and self._in_time(rate):
                 step = self._measure(rate)
-                if step.result.void == "generator":
-                    # It will not send more at a higher rate either.
-                    plan = replace(plan, highest=min(plan.highest, rate))
+                if step.result.void == "generator" and self._in_time(rate):
+                    # The machine may have been busy with something else for a moment.
+                    step = self._measure(rate)
                 if self._cached():
                     break
             low = kept_rate(self._answers()).low
@@ -198,6 +198,18 @@ class KeptRateSearch:
         )
         return step
 
+    def _next(self, plan: RatePlan) -> float | None:
+        """The rate to measure next; none above one that the generator could not send."""
+        answers = self._answers()
+        last = {step.result.rate: step.result.void for step in self.steps}
+        too_fast = min((rate for rate in last if last[rate] == "generator"), default=None)
+        if too_fast is None:
+            return next_rate(plan, answers)
+        if kept_rate(answers) == KeptRate(None, None):
+            lower = max(min(answers) / plan.factor, plan.lowest)
+            return lower if lower not in answers else None
+        return next_rate(replace(plan, highest=min(plan.highest, too_fast)), answers)
+
     def _in_time(self, rate: float) -> bool:
         """Whether a step at this rate ends before the search must, and has prompts enough."""
         count = sum(requests_at(self.profile, rate))
@@ -244,13 +256,15 @@ class KeptRateSearch:
     # -- what it comes to ----------------------------------------------------------------------
 
     def _answers(self) -> dict[float, Answer]:
-        """By rate; of two steps at one rate the worse one."""
+        """By rate; of two steps at one rate the worse one. A void step says nothing."""
         worst: tuple[Answer, ...] = ("not kept", "undecided", "kept")
         found: dict[float, Answer] = {}
         for step in self.steps:
             rate, answer = step.result.rate, step.result.answer
-            found[rate] = min(found.get(rate, answer), answer, key=worst.index)
-        return found
+            if not step.result.void:
+                found[rate] = min(found.get(rate, answer), answer, key=worst.index)
+        void: dict[float, Answer] = {step.result.rate: "undecided" for step in self.steps}
+        return void | found
 
     def _verdict(self, rates: KeptRate, sustained: bool) -> Verdict:
         self.notes += rates.contradictions

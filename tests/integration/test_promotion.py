@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from registry.promotion import (
     register_candidate,
     standing,
 )
-from registry.tracking import StageRecord, Tracker, clean_name
+from registry.tracking import StageRecord, Tracker
 
 MODEL = "support-student"
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -62,6 +62,7 @@ def passed(number: int) -> CandidateOutcome:
         reasons=[],
         metrics={"hit_rate": 0.9, "exact_match,strict-match": 0.5, "odd": None},
         latency=[load_point(1.0), load_point(2.0)],
+        kept_rate=(1.0, 2.0),
         evidence={"accuracy": f"acc{number}"},
     )
 
@@ -261,11 +262,12 @@ def stage(number: int) -> StageRecord:
         params={"bits": 8},
         metrics={"exact_match,strict-match": 0.5, "nothing": None},
         points=[load_point(1.0), load_point(2.0)],
+        kept_rate=(1.0, None),
         texts={"recipe.yaml": "kind: quantize\n" * 1000},
     )
 
 
-def record(tracker: Tracker) -> str:
+def record(tracker: Tracker, plots: Mapping[str, Sequence[Path]] | None = None) -> str:
     parent = tracker.release_run(
         MODEL,
         "r1",
@@ -290,7 +292,7 @@ def record(tracker: Tracker) -> str:
         finished_at=NOW,
         seconds=1.0,
     )
-    tracker.finish(parent, outcome)
+    tracker.finish(parent, outcome, files=plots)
     return parent
 
 
@@ -308,7 +310,9 @@ def test_recorded_once_however_often(tracker: Tracker) -> None:
     assert first.data.metrics["exact_match_strict-match"] == 0.5
     assert "nothing" not in first.data.metrics
     history = client.get_metric_history(first.info.run_id, "latency.rate")
-    assert [(metric.step, metric.value) for metric in history] == [(0, 1.0), (1, 2.0)]
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0)]
+    assert first.data.metrics["latency.kept_rate_low"] == 1.0
+    assert "latency.kept_rate_high" not in first.data.metrics, "none was found"
     assert [file.path for file in client.list_artifacts(first.info.run_id)] == ["recipe.yaml"]
 
     models = client.search_logged_models([experiment])
@@ -319,7 +323,15 @@ def test_recorded_once_however_often(tracker: Tracker) -> None:
     refused = next(model for model in models if model.name == "c2")
     assert refused.tags["pilotage.reasons"] == "g FAIL: slow"
     assert {metric.key for metric in refused.metrics} >= {"c2.hit_rate", "c2.latency.e2el_p50_ms"}
-    assert client.get_run(parent).data.tags["pilotage.verdict"] == "PASS"
+    kept = {m.key: m.value for m in refused.metrics if ".kept_rate_" in m.key}
+    assert kept == {"c2.latency.kept_rate_low": 1.0, "c2.latency.kept_rate_high": 2.0}
+    release = client.get_run(parent).data
+    assert release.tags["pilotage.verdict"] == "PASS"
+    assert release.metrics["c1.latency.kept_rate_high"] == 2.0
+    for name in ("latency.rate", "latency.kept_rate_low", "latency.e2el_p50_ms"):
+        found = client.get_metric_history(parent, f"c1.{name}")
+        expected = {"latency.kept_rate_low": [0]}.get(name, [1, 2])
+        assert [metric.step for metric in found] == expected, "once, however often recorded"
 
 
 def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,15 +345,49 @@ def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.Mo
     assert len(tracker.client.get_metric_history(run_id, "latency.rate")) == 2
 
 
+def artifacts(tracker: Tracker, run: str, folder: str = "") -> list[str]:
+    """All files of a run below a folder."""
+    found: list[str] = []
+    for file in tracker.client.list_artifacts(run, folder or None):
+        found += artifacts(tracker, run, file.path) if file.is_dir else [file.path]
+    return found
+
+
+def test_plots_are_the_same_artifacts_after_a_kill(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("latency_by_rate.png", "timeline_step001_4_per_s.png")]
+    for path in files:
+        path.write_bytes(b"\x89PNG of " + path.name.encode())
+    plots = {"plots/c1": files, "plots/_compared": files[:1]}
+    log, wrote = tracker.client.log_artifact, []
+
+    def dies(run: str, path: str, folder: str | None = None) -> None:
+        if len(wrote) == 1:
+            raise KeyboardInterrupt
+        wrote.append(path)
+        log(run, path, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.client, "log_artifact", dies)
+        with pytest.raises(KeyboardInterrupt):
+            record(tracker, plots)
+    for _ in range(2):
+        parent = record(tracker, plots)
+        assert artifacts(tracker, parent, "plots") == [
+            "plots/_compared/latency_by_rate.png",
+            "plots/c1/latency_by_rate.png",
+            "plots/c1/timeline_step001_4_per_s.png",
+        ]
+    where = Path(tracker.client.get_run(parent).info.artifact_uri.removeprefix("file://"))
+    assert (where / "plots" / "c1" / files[1].name).read_bytes() == files[1].read_bytes()
+    assert tracker.client.get_run(parent).info.status == "FINISHED"
+
+
 def test_artifacts_lie_in_the_given_folder(tracker: Tracker) -> None:
     parent = record(tracker)
     where = tracker.client.get_run(parent).info.artifact_uri
     assert where.startswith(tracker.artifacts_dir.resolve().as_uri())
-
-
-def test_metric_names() -> None:
-    assert clean_name("exact_match,strict-match") == "exact_match_strict-match"
-    assert clean_name("p99@2.0") == "p99_2.0"
 
 
 def test_a_process_killed_while_it_made_the_tables_leaves_none(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_turn_with_a_warm_cache_is_void_and_its_pair_left_out(tmp_path: Path) 
     world = World(hit_rates=(0.0, 0.0, 0.0, 0.6, 0.0, 0.0))
     found = compared(world, tmp_path, repeats=3)
     assert [bool(b.void) for _, b in found.pairs] == [False, True, False]
-    assert found.ratios["tpot_p50"].repeats == 2
+    assert found.ratios["tpot_p50"].repeats == found.usable == 2
     (note,) = found.notes
     assert "turn 02-b is void" in note
     assert "hit rate 0.6" in note

@@ -14,6 +14,7 @@ from registry.bundle import Bundle
 from registry.errors import InfrastructureError
 from registry.evidence import LatencyEvidence
 from tasks.draft_proof import DraftProof, prove_draft, without_draft
+from tasks.engines.load_prompts import Prompts
 from tests.unit.pretend_chat import PretendChat, Top, pretending
 from tests.unit.turn_builders import RATE, World, bundle, supply, written
 
@@ -150,6 +151,21 @@ def test_numbers_of_tokens_can_have_several_rounds(tmp_path: Path) -> None:
     assert found.best.tokens in (2, 4)
     loads = [batch for batch in world.batches[:18] if batch.rate is not None]
     assert [one.seed for one in loads] == [501] * 3 + [502] * 3 + [503] * 3
+
+
+def test_too_few_prompts_are_found_before_the_turns(tmp_path: Path) -> None:
+    """Four turns and four greedy answers take 4 * (16 + 200) + 4 prompts."""
+    for count, starts in ((867, 0), (868, 14)):
+        world, some = World(SPEED), iter(supply().take(count))
+        with pretending(PretendChat(Everything())) as url:
+            world.url = url
+            found = prove_draft(
+                EAGLE, written(), Prompts(some, "few", count), tmp_path / str(count), Searched(),
+                repeats=3, agreement_prompts=4, serve=world.serve,
+            )  # fmt: skip
+        assert len(world.starts) == starts
+        assert found.decision is not None
+        assert ("take 868 prompts, and there are 867" in found.decision.reason) is (starts == 0)
 
 
 def test_void_tries_decide_nothing(tmp_path: Path) -> None:

@@ -303,14 +303,42 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_generator_at_its_limit_ends_the_ramp(tmp_path: Path) -> None:
-    """It cannot send 32 requests/s, and would not send 64 either."""
+    """It cannot send 32 requests/s, not when asked again either, and would not send 64."""
     bench = QueueBench(Queue(service=0.001, exponential=False), slowest_sending=20)
     written = profile(search={"start": 4, "lowest": 1, "minutes": 99})
     done = search(tmp_path, bench, written)
-    assert [step.result.rate for step in done.steps] == [4, 8, 16, 32, 16]
-    assert done.steps[3].result.void == "generator"
+    assert [step.result.rate for step in done.steps] == [4, 8, 16, 32, 32, 16]
+    assert done.steps[3].result.void == done.steps[4].result.void == "generator"
     assert (done.rates.low, done.rates.high) == (16, None)
     assert done.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_start_that_the_generator_cannot_send_goes_down(tmp_path: Path) -> None:
+    bench = QueueBench(Queue(service=0.001, exponential=False), slowest_sending=20)
+    written = profile(search={"start": 64, "lowest": 1, "minutes": 99})
+    done = search(tmp_path, bench, written)
+    assert [step.result.rate for step in done.steps] == [64, 64, 32, 32, 16, 16]
+    assert (done.rates.low, done.rates.high) == (16, None)
+
+
+def test_a_generator_that_was_disturbed_once_is_asked_again(tmp_path: Path) -> None:
+    class Disturbed(QueueBench):
+        def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
+            self.lag_ms = 900.0 if batch.rate == 8 and not self.disturbed else 1.0
+            self.disturbed = self.disturbed or batch.rate == 8
+            return super().send(traffic, batch, raw)
+
+        disturbed = False
+
+    written = profile(looks=1, search={"start": 4, "lowest": 1, "minutes": 99})
+    done = search(tmp_path, Disturbed(Queue(service=0.05, exponential=False)), written)
+    assert [(step.result.rate, step.result.void) for step in done.steps[1:3]] == [
+        (8, "generator"),
+        (8, ""),
+    ]
+    assert done.verdict is Verdict.PASS
+    assert done.rates.low is not None
+    assert done.rates.low > 8
 
 
 def test_two_steps_that_the_cache_voided_are_enough(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,15 @@ from registry.latency_plots import (
     by_speed,
     compare_plots,
     compared_by_rate,
+    telling,
     timeline,
     write_plots,
 )
 from registry.measured_steps import Step, deciding, read_steps
-from registry.settings import CHECKOUT
+from registry.settings import CHECKOUT, settings
+from tasks import plotting
+from tasks.judging import Measured
+from tasks.plotting import compared_picture, latency_figures, plot_artifacts, release_plots
 from tests.unit.load_builders import Queue
 
 SLA = "e2el p99 2000ms"
@@ -351,6 +357,146 @@ def test_a_folder_is_drawn_and_drawn_again_the_same(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in write_plots(folder)] == before
     compared = compare_plots({"a": folder, "b": folder}, tmp_path / "out")
     assert all(path.read_bytes().startswith(PNG) for path in compared)
+
+
+def test_the_folder_of_the_evidence_can_be_left_alone(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "evidence", evidence(SEARCH, kept_rate=(5.7, 8)))
+    before = sorted(folder.iterdir())
+    written = write_plots(folder, tmp_path / "out" / "bf16")
+    assert sorted(written) == sorted((tmp_path / "out" / "bf16").iterdir())
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("points", "kept_rate", "titles"),
+    [
+        (SEARCH, (5.7, 8), ["step 5 over time: 5.7/s, kept", "step 2 over time: 8/s, not kept"]),
+        (SEARCH[:2], (4, None), ["step 1 over time: 4/s, kept"]),
+        (
+            SEARCH[4:],
+            (None, None),
+            ["step 1 over time: 5.7/s, kept", "step 2 over time: 6/s, void"],
+        ),
+        (
+            [point(3, 1, None), point(9, 1, None), point(6, 1, None)],
+            None,
+            ["step 2 over time: 9/s"],
+        ),
+        ([], None, []),
+    ],
+)
+def test_the_plots_that_say_most_are_written(
+    tmp_path: Path, points: list[LoadPoint], kept_rate: Any, titles: list[str]
+) -> None:
+    found = evidence(points, kept_rate=kept_rate)
+    shown = telling(found)
+    assert list(shown.values()) == ["latency against request rate", *titles]
+    if points:
+        names = {path.name for path in write_plots(folder_of(tmp_path, found))}
+        assert set(shown) <= names
+
+
+def test_a_void_step_is_hollow_where_several_are_compared() -> None:
+    figure = compared_by_rate({"a": evidence(SEARCH), "b": evidence([point(9, 9, "void")])})
+    (axes,) = figure.axes
+    hollow = [one for one in axes.get_lines() if one.get_markerfacecolor() == "white"]
+    assert [list(one.get_xdata()) for one in hollow] == [[6], [9]]
+    assert axes.get_title("left").endswith("hollow: void")
+    nothing = compared_by_rate({"b": evidence([point(9, 9, "void")], kept_rate=(None, None))})
+    assert "b: no rate was decided" in said(nothing)
+
+
+def test_few_failed_requests_keep_their_colour(tmp_path: Path) -> None:
+    """The palette must not lose what is only a few pixels."""
+    from PIL import Image
+
+    found = evidence([point(5, 500, "kept", total=400)])
+    folder = folder_of(tmp_path, found, errors=0.004)
+    (step,) = read_steps(folder, found)
+    assert 0 < (~step.ok).sum() <= 3
+    (picture,) = [path for path in write_plots(folder) if path.name.startswith("timeline")]
+    with Image.open(picture) as image:
+        assert image.mode == "P"
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+    vermilion = np.array([0xD5, 0x5E, 0x00])
+    assert (np.abs(pixels - vermilion).max(axis=1) < 8).sum() > 3
+
+
+# -- of a release ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Two candidates with a load test and one without, in a home of their own."""
+    monkeypatch.setenv("PILOTAGE_HOME", str(tmp_path / "home"))
+    found = evidence(SEARCH, kept_rate=(5.7, 8), sustained=True, notes=["a note"])
+    yield {
+        name: Measured(name, latency=ref(folder_of(tmp_path / "store" / name, found)))
+        for name in ("bf16", "int8")
+    } | {"never": Measured("never")}
+
+
+def ref(folder: Path) -> Any:
+    return SimpleNamespace(path=folder)
+
+
+def test_the_plots_of_a_release_are_drawn_once(measured: dict[str, Any]) -> None:
+    plots = release_plots("ab" * 32, list(measured.values()))
+    assert {name: len(files) for name, files in plots.items()} == {
+        "bf16": 4, "int8": 4, "_compared": 2,
+    }  # fmt: skip
+    root = settings().reports_dir / "plots" / "abababababab"
+    assert {path.name for path in root.iterdir()} == set(plots)
+    assert set(plot_artifacts(plots)) == {"plots/bf16", "plots/int8", "plots/_compared"}
+    times = {path: path.stat().st_mtime_ns for files in plots.values() for path in files}
+    # What a kill in the middle leaves.
+    (root / ".int8.partial").mkdir()
+    assert release_plots("ab" * 32, list(measured.values())) == plots
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+
+
+def test_a_release_killed_in_the_middle_draws_the_rest(
+    measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(folder: Path, out: Path) -> None:
+        if folder.name == "int8":
+            out.mkdir(parents=True)
+            (out / "latency_by_rate.png").write_bytes(b"half")
+            raise KeyboardInterrupt
+        write_plots(folder, out)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plotting, "write_plots", dies)
+        with pytest.raises(KeyboardInterrupt):
+            release_plots("ab" * 32, list(measured.values()))
+    plots = release_plots("ab" * 32, list(measured.values()))
+    assert [len(files) for files in plots.values()] == [4, 4, 2]
+    assert all(path.read_bytes().startswith(PNG) for path in plots["int8"])
+
+
+def test_what_cannot_be_drawn_refuses_nothing(
+    measured: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (measured["int8"].latency.path / "requests.parquet").write_bytes(b"no parquet")
+    plots = release_plots("ab" * 32, list(measured.values()))
+    assert set(plots) == {"bf16", "_compared"}
+
+
+def test_what_the_report_says_of_a_load_test(measured: dict[str, Any]) -> None:
+    plots = release_plots("ab" * 32, list(measured.values()))
+    figures = latency_figures(list(measured.values()), plots, pictured=("int8", None))
+    assert set(figures) == {"bf16", "int8"}
+    assert figures["bf16"].pictures == []
+    assert (figures["bf16"].sustained, figures["bf16"].notes) == (True, ["a note"])
+    assert figures["bf16"].sla == [SLA]
+    assert [picture.title for picture in figures["int8"].pictures] == [
+        "int8: latency against request rate",
+        "int8: step 5 over time: 5.7/s, kept",
+        "int8: step 2 over time: 8/s, not kept",
+    ]
+    (picture,) = compared_picture(plots)
+    assert picture.png == plots["_compared"][0].read_bytes()
+    assert latency_figures(list(measured.values()), {}, ("int8",))["int8"].pictures == []
 
 
 def test_a_folder_with_the_summary_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ TINY = str(CHECKOUT / "tests" / "recipes" / "release_tiny.yaml")
 def no_serve_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit tests need no engine; its version is all that a plan asks of it."""
     monkeypatch.chdir(CHECKOUT)
-    for module in ("serving", "accuracy", "latency"):
+    for module in ("serving", "accuracy", "latency", "draft_stage"):
         monkeypatch.setattr(f"tasks.{module}.engine_version", lambda: "0.0.test")
 
 
@@ -60,12 +60,14 @@ def test_the_plan_has_every_key_before_anything_ran(home: Path) -> None:
     assert [s.key for s in plan(resolve("freight_demo")).stages()] == [s.key for s in stages]
 
 
+def keys(*assignments: str) -> dict[str, str]:
+    """Stages of the demo by title."""
+    return {stage.title: stage.key for stage in plan(resolve("freight_demo", assignments)).stages()}
+
+
 def changed(assignment: str) -> set[str]:
     """Titles of the stages whose keys an override changes."""
-    before = {stage.title: stage.key for stage in plan(resolve("freight_demo")).stages()}
-    after = {
-        stage.title: stage.key for stage in plan(resolve("freight_demo", [assignment])).stages()
-    }
+    before, after = keys(), keys(assignment)
     return {title for title, key in after.items() if before.get(title) != key}
 
 
@@ -89,6 +91,71 @@ def test_a_distillation_change_keeps_the_teacher_data() -> None:
     found = changed("distill.epochs=7")
     assert "distill" in found
     assert not {"prompts demo", "teacher_data", "model teacher", "accuracy teacher"} & found
+
+
+# -- the proof of a draft --------------------------------------------------------------------
+
+PROVE = "prove_draft={load: mock_smoke}"
+PROOF = "draft_proof bf16-eagle3"
+
+
+def test_a_draft_is_proved_only_where_that_is_asked_for() -> None:
+    assert not any(title.startswith("draft_proof") for title in keys())
+    proved = keys(PROVE)
+    assert [title for title in proved if title.startswith("draft_proof")] == [PROOF]
+    order = list(proved)
+    assert order[order.index(PROOF) - 1] == "latency bf16-eagle3"
+    assert {title: key for title, key in proved.items() if title != PROOF} == keys()
+
+
+@pytest.mark.parametrize(
+    ("assignments", "same"),
+    [
+        (["prove_draft.tokens=[1, 2]"], False),
+        (["prove_draft.tokens=[3, 2, 1, 1]"], True),
+        (["prove_draft.repeats=7"], False),
+        (["draft.num_speculative_tokens=2"], False),
+        (["seed=8"], False),
+        (["policy.max_age_days=7"], True),
+        (["load.seed=5"], True),
+    ],
+)
+def test_the_key_of_a_proof(assignments: list[str], same: bool) -> None:
+    assert (keys(PROVE, *assignments)[PROOF] == keys(PROVE)[PROOF]) is same
+
+
+def test_the_key_of_a_proof_has_the_machine_and_the_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = keys(PROVE)[PROOF]
+    other = tmp_path / "other.yaml"
+    text = (suites.SUITES_DIR / "load" / "mock_smoke.yaml").read_text()
+    other.write_text(text)
+    assert keys(f"prove_draft={{load: {other}}}")[PROOF] == before
+    other.write_text(text.replace("seed: 500", "seed: 501"))
+    assert keys(f"prove_draft={{load: {other}}}")[PROOF] != before
+    monkeypatch.setattr("tasks.draft_stage.hardware_fingerprint", lambda: "another machine")
+    assert keys(PROVE)[PROOF] != before
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["prove_draft={load: smoke_cpu}"], "'smoke_cpu' has no search"),
+        (["prove_draft={load: mock_smok}"], "did you mean 'mock_smoke'"),
+        ([PROVE, "prove_draft.tokens=[]"], "at least 1 item"),
+        ([PROVE, "prove_draft.tokens=[0]"], "greater than or equal to 1"),
+        ([PROVE, "prove_draft.tokens=[17]"], "less than or equal to 16"),
+        ([PROVE, "prove_draft.repeats=1"], "greater than or equal to 2"),
+        ([PROVE, "prove_draft.rounds=1"], "unknown key"),
+        (["prove_draft.tokens=[1]"], "prove_draft.load: is missing"),
+        ([PROVE, "candidates.1.draft=false"], "no candidate has `draft: true`"),
+        ([PROVE, "policy.gates.0.name=draft_pays"], "is the name of the gate"),
+    ],
+)
+def test_mistakes_in_a_proof_are_named(assignments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve("freight_demo", assignments)
 
 
 def test_mistakes_of_several_files_are_reported_together() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import re
 from datetime import UTC, date, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from registry import report
+from flows.rendering import outcome_text
+from registry import report, report_charts, report_latency
+from registry import report_numbers as numbers
 from registry.digests import digest_of
 from registry.evidence import LoadPoint, percentiles
 from registry.outcome import (
@@ -26,6 +30,8 @@ from registry.outcome import (
     WaiverShown,
 )
 from registry.report import Example, ReferenceFigures, ReportDetails, Response, write_report
+from registry.report_latency import LatencyFigures, Picture
+from registry.report_steps import steps_table
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 RATES = (0.5, 1.0, 2.0, 4.0)
@@ -476,10 +482,10 @@ def test_a_bound_tells_which_side_of_the_margin_is_asked_for() -> None:
     better_when_low = bounded_gates()[1].model_copy(
         update={"bound": 0.07, "opposite_bound": 0.02, "margin": 0.05}
     )
-    assert report.asked(better_when_low) == "≤ "
-    assert [report.asked(one) for one in bounded_gates()] == ["≥ "] * 3
+    assert numbers.asked(better_when_low) == "≤ "
+    assert [numbers.asked(one) for one in bounded_gates()] == ["≥ "] * 3
     unbounded = bounded_gates()[1].model_copy(update={"bound": None})
-    assert report.asked(unbounded) == ""
+    assert numbers.asked(unbounded) == ""
 
 
 @pytest.mark.parametrize(
@@ -498,7 +504,7 @@ def test_one_scale_for_estimate_bound_and_margin(
     kind: str, metric: str, value: float | None, text: str
 ) -> None:
     one = bounded_gates()[0].model_copy(update={"kind": kind, "metric": metric})
-    assert report.scaled(value, one) == text
+    assert numbers.scaled(value, one) == text
 
 
 def test_model_output_is_escaped(written: Path) -> None:
@@ -539,16 +545,27 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_charts_share_axes_and_mark_lost_requests() -> None:
     outcome = release()
-    drawn = report.charts(outcome.candidates, report.sla_of(outcome.candidates))
+    drawn = report_charts.charts(outcome.candidates, report_latency.sla_of(outcome.candidates))
     assert len(drawn) == 6
     assert len({chart.sla_y for chart in drawn}) == 1
     fp8 = next(chart for chart in drawn if chart.candidate.name == "fp8_dynamic")
     assert [dot.label is None for dot in fp8.dots] == [False, False, False, True]
-    assert all(0 <= dot.y <= report.HEIGHT for chart in drawn for dot in chart.dots)
+    assert all(0 <= dot.y <= report_charts.HEIGHT for chart in drawn for dot in chart.dots)
+
+
+def test_a_void_point_of_fixed_rates_is_no_part_of_the_line() -> None:
+    points = load_points(500, draft=False, seed=1)
+    points[1] = points[1].model_copy(update={"answer": "void", "cause": "the cache answered"})
+    one = candidate("bf16", 0.0, 500).model_copy(update={"latency": points[::-1]})
+    (chart,) = report_charts.charts([one], report_latency.sla_of([one]))
+    assert len(chart.line.split()) == 3
+    xs = [float(place.split(",")[0]) for place in chart.line.split()]
+    assert xs == sorted(xs), "by rate, in whatever order they were measured"
+    assert [dot.void for dot in chart.dots] == [False, True, False, False]
 
 
 def test_drafts_are_paired_by_target() -> None:
-    pairs = report.draft_pairs(release().candidates)
+    pairs = report_latency.draft_pairs(release().candidates)
     assert [(pair.off.name, pair.on.name) for pair in pairs] == [
         ("bf16", "bf16_eagle3"),
         ("w8a8_int8", "w8a8_int8_eagle3"),
@@ -561,9 +578,198 @@ def test_drafts_are_paired_by_target() -> None:
     [(None, "–"), (0.04, "0.0 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (7500, "2 h 05 min")],
 )
 def test_durations(seconds: float | None, text: str) -> None:
-    assert report.duration(seconds) == text
+    assert numbers.duration(seconds) == text
 
 
 def test_milliseconds() -> None:
-    shown = [report.short_ms(value) for value in (None, 0.512, 87.2, 1000.0, 1234.5, 12_345.0)]
+    shown = [numbers.short_ms(value) for value in (None, 0.512, 87.2, 1000.0, 1234.5, 12_345.0)]
     assert shown == ["–", "0.51 ms", "87 ms", "1 s", "1.23 s", "12.3 s"]
+
+
+# -- a release whose load profile was a search -----------------------------------------------
+
+SLA = "e2el p99 2000ms"
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+
+
+def step(rate: float, answer: str | None, p99: float | None = 900.0, **changes: Any) -> LoadPoint:
+    (point, *_) = load_points(300, draft=False, seed=1)
+    judged = answer not in (None, "void")
+    known: dict[str, Any] = {
+        "rate": rate,
+        "achieved_rate": rate,
+        "answer": answer,
+        "values": {SLA: p99} if judged else {},
+        "bounds": {SLA: p99 and p99 * 1.5} if judged else {},
+        "goodput": rate * 0.9,
+    }
+    return LoadPoint.model_validate(point.model_dump() | known | changes)
+
+
+STEPS = [
+    step(4, "kept"),
+    step(8, "not kept", None, failed=5, cause="e2el p99 2000ms: 5 over"),
+    step(5.657, "kept", 1100.0),
+    step(6.727, "void", cause="prefix-cache hit rate 0.56"),
+    step(6.8, "undecided", 1900.0, cause="one over would lose it"),
+    step(5.657, "kept", 1200.0, total=1200, cost={"per_request": 0.0000123}),
+]
+
+
+def found(
+    name: str, kept_rate: tuple[float | None, float | None], steps: list[LoadPoint] = STEPS
+) -> CandidateOutcome:
+    one = candidate(name, 0.0, 500, draft=name.endswith("_eagle3"))
+    gates = [gate for gate in one.gates if gate.kind != "ceiling"]
+    changes = {"latency": steps, "kept_rate": kept_rate, "gates": gates, "reasons": []}
+    return one.model_copy(update=changes | {"verdict": Verdict.PASS})
+
+
+def searched_release(*others: CandidateOutcome) -> ReleaseOutcome:
+    candidates = [found("bf16", (4, 5.0), STEPS[:1]), found("bf16_eagle3", (5.657, 8)), *others]
+    return release().model_copy(update={"candidates": candidates, "promoted": "bf16_eagle3"})
+
+
+def searched_details(**changes: Any) -> ReportDetails:
+    pictures = [Picture(title="latency against request rate", png=PNG)]
+    figures = {
+        "bf16": LatencyFigures(sla=[SLA], sustained=False),
+        "bf16_eagle3": LatencyFigures(
+            sla=[SLA], sustained=True, notes=["6.727 was void <once>"], pictures=pictures
+        ),
+    }
+    known = {
+        "latency": figures,
+        "compared": [Picture(title="all candidates", png=PNG)],
+        "objective": "fastest",
+    }
+    return details().model_copy(update=known | changes)
+
+
+def words_of(outcome: ReleaseOutcome, shown: ReportDetails) -> str:
+    return re.sub(r"\s+", " ", " ".join(page_of(report.render(outcome, shown)).text))
+
+
+def test_a_search_is_told_with_its_steps() -> None:
+    text = words_of(searched_release(infeasible()), searched_details())
+    for words in (
+        "Chosen as the fastest of 2 that passed: the highest request rate at which the SLA was "
+        "kept, 5.657 requests/s (next: bf16, 4 requests/s).",
+        "Highest rate that keeps the SLA 5.657 req/s not kept at 8; E2EL P99 ≤ 2 s",
+        "searched in steps: E2EL P99 ≤ 2 s",
+        "bf16 reference student 4 5 no 40",
+        "bf16_eagle3 draft on promoted 5.657 8 yes",
+        "keeps 5.657, not 8 requests/s",
+        "e2el p99 2000ms: 5 over",
+        "! void",
+        "prefix-cache hit rate 0.56",
+        "6.727 was void <once>",
+        "1.20 s 1.80 s",
+        "over all –",
+        "0.0000123",
+        "Costs are in the currency of the hardware's file",
+        "4, not 5 5.657, not 8 1.41",
+    ):
+        assert words in text, words
+    assert "P99 of the end-to-end time against the request rate" not in text, "of fixed rates"
+
+
+def test_plots_are_carried_by_the_page() -> None:
+    page = page_of(report.render(searched_release(), searched_details()))
+    addresses = [f"data:image/png;base64,{base64.b64encode(PNG).decode()}"] * 2
+    assert page.loads == addresses
+
+
+@pytest.mark.parametrize("kept_rate", [(None, None), (None, 2.0), (200.0, None)])
+def test_intervals_that_are_open(kept_rate: tuple[float | None, float | None]) -> None:
+    one = found("bf16", kept_rate, [step(2, "void")])
+    outcome = release().model_copy(update={"candidates": [one], "promoted": None})
+    text = words_of(outcome, ReportDetails())
+    expected = {
+        (None, None): "unknown – –",
+        (None, 2.0): "none 2 –",
+        (200.0, None): "200 none lost not recorded",
+    }
+    assert expected[kept_rate] in text
+
+
+def test_a_search_without_plots_and_figures_has_its_steps() -> None:
+    text = words_of(searched_release(), ReportDetails())
+    assert "Steps in order of measuring" in text
+    assert "Plots" not in text
+
+
+def test_optional_columns_only_where_a_step_has_a_number() -> None:
+    fixed = candidate("bf16", 0.0, 500)
+    heads = [" ".join(head.lines) for head in steps_table(fixed, LatencyFigures()).heads]
+    assert heads[:4] == ["req/s", "sent/s", "requests", "failed"]
+    assert heads[4:7] == ["TTFT P90", "TTFT P95", "TTFT P99"]
+    assert heads[-3:] == ["tokens per s", "accept. length", "cache hits"]
+    loaded = [
+        step(2, None, truncated=3, concurrency=16, engine={"waiting_max": 7.0}),
+        step(4, "void", cause="the generator sent 3 of 4 requests/s"),
+    ]
+    table = steps_table(fixed.model_copy(update={"latency": loaded}), LatencyFigures())
+    heads = [" ".join(head.lines) for head in table.heads]
+    assert {"in flight", "trun- cated", "within SLA/s", "waiting most"} <= set(heads)
+    assert "KV cache most" not in heads
+    assert table.answered
+    assert [row.answer for row in table.rows] == ["", "void"]
+    assert table.rows[0].cells[:2] == ["16", "2"]
+    search = steps_table(found("bf16", (5.657, 8)), LatencyFigures(sla=["ttft p95 500ms"]))
+    heads = [" ".join(head.lines) for head in search.heads]
+    assert "TTFT P95" not in heads, "no step has a value of it"
+    assert "E2EL P99 all" in heads, "where the SLA does not name it, that of all requests"
+
+
+def test_the_sentence_of_the_choice_is_true_or_says_less() -> None:
+    def chosen(outcome: ReleaseOutcome, objective: str = "fastest", at: float | None = None) -> str:
+        return report_latency.selection(outcome.candidates, outcome.promoted, objective, at)
+
+    near = searched_release(found("w8a8", (5.0, 6.0)))
+    assert chosen(near).endswith("The interval of w8a8 reaches into its own: they may be equal.")
+    assert "w8a8 has the same; the first in the recipe was taken" in chosen(
+        searched_release(found("w8a8", (5.657, 6.0)))
+    )
+    wrong = searched_release(found("w8a8", (50.0, 60.0)))
+    assert chosen(wrong) == "Chosen among 3 that passed, by the objective fastest."
+    assert chosen(release().model_copy(update={"promoted": None})) == ""
+    assert "the lowest P99 E2EL at 2 requests/s" in chosen(release(), at=2.0)
+    assert "unknown" not in chosen(release(), at=2.0)
+    assert chosen(release(), at=3.0).endswith("by the objective fastest."), "never measured"
+    assert "the fewest bytes of weights, 4.1 MB" in chosen(release(), "smallest")
+    one = release().model_copy(update={"candidates": release().candidates[3:4]})
+    assert chosen(one) == "Chosen because no other candidate passed."
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("e2el p99 2000ms", "E2EL P99 ≤ 2 s"),
+        ("customer_service ttft p95 500ms", "customer_service TTFT P95 ≤ 500 ms"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_line_of_the_sla_in_words(text: str, words: str) -> None:
+    assert report_latency.clause_words(text) == words
+
+
+def test_an_sla_without_a_rate_is_shown_without_one() -> None:
+    one = candidate("bf16", 0.0, 500)
+    gates = [g.model_copy(update={"rate": None}) for g in one.gates]
+    outcome = release().model_copy(
+        update={"candidates": [one.model_copy(update={"gates": gates})], "promoted": "bf16"}
+    )
+    assert "The dashed line is the SLA of 2.50 s." in words_of(outcome, ReportDetails())
+
+
+def test_costs_are_written_without_exponents() -> None:
+    shown = [numbers.cost(value) for value in (None, 0.0000123, 4.9612, 12.0, 1234.0)]
+    assert shown == ["–", "0.0000123", "4.96", "12", "1,230"]
+
+
+def test_the_terminal_shows_the_kept_rate() -> None:
+    text = outcome_text(searched_release(infeasible()))
+    assert "5.657, not 8" in text
+    assert "P99 E2EL" not in text
+    assert "P99 E2EL" in outcome_text(release())

@@ -1,0 +1,93 @@
+"""The plots of a release: drawn from the store's evidence into a folder beside the report.
+
+They lie in `reports/plots/RELEASE/NAME/`, the candidates over each other in `.../_compared/`. A
+folder that is there is whole and is not drawn again, so a release that is run again shows and logs
+the same files; to draw anew, remove it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from registry.latency_plots import BY_RATE, PLOTS, compare_plots, telling, write_plots
+from registry.measured_steps import read_latency
+from registry.report_latency import LatencyFigures, Picture
+from registry.settings import settings
+from tasks.judging import Measured
+from tasks.progress import LOG
+
+COMPARED = "_compared"
+"""No candidate can be called so."""
+
+Plots = Mapping[str, Sequence[Path]]
+"""PNG files by candidate, and of all together as `_compared`."""
+
+
+def release_plots(release: str, measured: Sequence[Measured]) -> dict[str, list[Path]]:
+    """Plots of every candidate with a load test. What cannot be drawn is logged and left out.
+
+    The evidence was judged without them, so a plot that fails refuses nothing.
+    """
+    root = settings().reports_dir / PLOTS / release[:12]
+    evidence = {one.name: one.latency.path for one in measured if one.latency is not None}
+    jobs: dict[str, Callable[[Path], Any]] = {
+        name: partial(write_plots, folder) for name, folder in evidence.items()
+    }
+    if len(evidence) > 1:
+        jobs[COMPARED] = partial(compare_plots, evidence)
+    found = {name: _drawn(root, name, draw) for name, draw in jobs.items()}
+    return {name: files for name, files in found.items() if files}
+
+
+def plot_artifacts(plots: Plots) -> dict[str, list[Path]]:
+    """The same files by their folder among the artifacts of the release's run."""
+    return {f"{PLOTS}/{name}": list(files) for name, files in plots.items()}
+
+
+def latency_figures(
+    measured: Sequence[Measured], plots: Plots, pictured: Sequence[str | None]
+) -> dict[str, LatencyFigures]:
+    """What the report says of each load test; plots only of the `pictured`, to keep it small."""
+    found = {}
+    for one in measured:
+        if one.latency is None:
+            continue
+        evidence = read_latency(one.latency.path)
+        files = {path.name: path for path in plots.get(one.name, ())}
+        titles = telling(evidence) if one.name in pictured else {}
+        found[one.name] = LatencyFigures(
+            sla=evidence.sla,
+            sustained=evidence.sustained,
+            notes=evidence.notes,
+            pictures=[
+                Picture(title=f"{one.name}: {title}", png=files[name].read_bytes())
+                for name, title in titles.items()
+                if name in files
+            ],
+        )
+    return found
+
+
+def compared_picture(plots: Plots) -> list[Picture]:
+    """All candidates over each other: latency against the rate."""
+    files = [path for path in plots.get(COMPARED, ()) if path.name == BY_RATE]
+    title = "latency against request rate, all candidates"
+    return [Picture(title=title, png=path.read_bytes()) for path in files]
+
+
+def _drawn(root: Path, name: str, draw: Callable[[Path], Any]) -> list[Path]:
+    folder, incoming = root / name, root / f".{name}.partial"
+    try:
+        if not folder.exists():
+            shutil.rmtree(incoming, ignore_errors=True)
+            draw(incoming)
+            incoming.rename(folder)
+    except Exception as error:
+        # Whatever a drawing library raises: the release was judged, and ends as it was judged.
+        LOG.warning("no plots of %s: %s", name, error)
+        return []
+    return sorted(folder.glob("*.png"))
