@@ -73,8 +73,8 @@ def with_draft_gate(
 ) -> list[GateResult]:
     """The gates of a candidate and `draft_pays`: what does not pay is refused.
 
-    `bundle` is the candidate's digest, `served` its number of speculative tokens; the best number
-    of the proof is advice and changes nothing. A draft that stays is shown beside gates that
+    `bundle` is the candidate's digest, `served` its number of speculative tokens: a draft that pays
+    with another number is not what would be promoted. A draft that stays is shown beside gates that
     decide; alone it would pass a candidate whose answers nobody judged. Evidence that cannot be
     used, or is of another bundle, is INVALID.
     """
@@ -84,6 +84,12 @@ def with_draft_gate(
         why = f"the proof is of bundle {proof.bundle[:12]}, not of {bundle[:12]}"
         return [*gates, _result(Verdict.INVALID, why)]
     told = f"{proof.reason}{_advice(proof, served)}"
+    if proof.stays and proof.num_speculative_tokens != served:
+        why = (
+            f"a draft pays with k={proof.num_speculative_tokens}, and k={served} is what would be "
+            f"promoted: {told}; serve the proved number, or prove the served one"
+        )
+        return [*gates, _result(Verdict.INCONCLUSIVE, why, proof)]
     if proof.stays:
         shown = [_result(Verdict.PASS, f"the draft pays: {told}", proof)]
         return [*gates, *(shown if any(gate.decides for gate in gates) else [])]

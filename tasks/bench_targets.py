@@ -47,6 +47,7 @@ class Target:
     bundle: str = ""
     count_words: bool = False
     pids: Callable[[], list[int]] | None = None
+    check_alive: Callable[[], None] = lambda: None
 
     @property
     def ours(self) -> bool:
@@ -108,6 +109,7 @@ def url_target(url: str, model: str, api_key: str, tokenizer: Path | None) -> It
         engine=f"openai {model}",
         hardware="whatever serves the URL",
         count_words=not probe(base, model, api_key),
+        check_alive=lambda: listens(base),
     )
 
 
@@ -131,8 +133,8 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
             hardware=hardware_fingerprint(),
             bundle=served.digest,
             pids=lambda: [server.pid],
+            check_alive=server.check_alive,
         )
-        server.check_alive()
 
 
 @contextmanager
@@ -172,8 +174,8 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
                 }
             ),
             pids=lambda: [server.pid],
+            check_alive=server.check_alive,
         )
-        server.check_alive()
 
 
 def endpoint_base(url: str) -> str:
@@ -218,6 +220,17 @@ def probe(base: str, model: str, api_key: str) -> bool:
         LOG.warning("%s answered the first %d questions with %d", base, PROBES, reply.status_code)
         return True
     return any(isinstance(chunk, dict) and chunk.get("usage") for chunk in _chunks(reply.text))
+
+
+def listens(base: str) -> None:
+    """Raises `InfrastructureError` where nobody accepts connections any more."""
+    try:
+        httpx.get(f"{base}/health", timeout=10)
+    except httpx.ConnectError as error:
+        raise InfrastructureError(f"{base} is gone: {error}") from None
+    except httpx.HTTPError:
+        # Slow, or of few words: it is there.
+        return
 
 
 def _chunks(text: str) -> list[Any]:

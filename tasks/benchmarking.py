@@ -82,7 +82,11 @@ def bench(
             tokenizer = target.tokenizer or word_tokenizer(folder / "tokenizer")
             supply = supply_of(profile, prompts, first_prompt(folder), target.tokenizer)
             run = LoadRun(
-                target.traffic(profile, tokenizer), sender, target.watch(), folder / "raw"
+                target.traffic(profile, tokenizer),
+                sender,
+                target.watch(),
+                folder / "raw",
+                target.check_alive,
             )
             of = Measuring(target.bundle, short_name(load), target.hardware, target.engine, price)
             if profile.search is not None:

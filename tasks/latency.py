@@ -81,8 +81,9 @@ def measure_latency(
 
     prompts = folder_of(stage.parents["prompts"]) / "load.jsonl"
 
+    work = settings().home / "bench" / f"release-{stage.key[:24]}-{served.digest[:12]}"
+
     def produce(folder: Path) -> dict[str, Any]:
-        work = settings().home / "bench" / f"release-{stage.key[:24]}"
         if profile.search is None and work.exists():
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def measure_latency(
             request_timeout=profile.request_timeout,
         )
         watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
-        run = LoadRun(traffic, generator, watch, work / "raw")
+        run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive)
         supply = supply_of(
             profile,
             None if profile.scenarios else prompts,
@@ -118,7 +119,6 @@ def measure_latency(
                 ).run()
             else:
                 measure_rates(profile, run, supply, work, of, say=LOG.info)
-            server.check_alive()
         except InfrastructureError:
             # A generator that failed has ended; another try needs a new one.
             served.reset()
@@ -126,10 +126,12 @@ def measure_latency(
         for name in (SUMMARY, REQUESTS, TIMELINE):
             shutil.copyfile(work / name, folder / name)
         shutil.copytree(work / "raw", folder / "raw")
-        shutil.rmtree(work)
         return figures(folder)
 
-    return make(stage, produce, fresh=young_enough(max_age_days))
+    ref = make(stage, produce, fresh=young_enough(max_age_days))
+    # Not before the store has it: a stop in between would lose the finished steps.
+    shutil.rmtree(work, ignore_errors=True)
+    return ref
 
 
 def figures(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,13 +48,27 @@ class Seen:
         return [row for batch in self.batches for row in batch]
 
 
+def _nobody_looks() -> None:
+    pass
+
+
 class LoadRun:
-    """One generator on one endpoint, watched. Raises as `LoadGenerator.send` and the watch do."""
+    """One generator on one endpoint, watched. Raises as `LoadGenerator.send` and the watch do.
+
+    `check_alive` is called after every batch and raises where the endpoint is gone: what a dead
+    server did not answer says nothing about its rates.
+    """
 
     def __init__(
-        self, traffic: Traffic, generator: LoadGenerator, watch: Watch, raw_dir: Path
+        self,
+        traffic: Traffic,
+        generator: LoadGenerator,
+        watch: Watch,
+        raw_dir: Path,
+        check_alive: Callable[[], None] = _nobody_looks,
     ) -> None:
         self.traffic, self.generator, self.watch, self.raw_dir = traffic, generator, watch, raw_dir
+        self.check_alive = check_alive
         self._began: dict[int, float] = {}
 
     def send(self, seen: Seen, step: int, batch: Batch, expected_hits: float | None = None) -> None:
@@ -64,6 +79,7 @@ class LoadRun:
         later = now - self._began.setdefault(step, now)
         with self.watch.step() as watched:
             sent = self.generator.send(self.traffic, batch, raw)
+        self.check_alive()
         seen.batches.append([row | {"start_s": row["start_s"] + later} for row in sent.rows])
         seen.duration += sent.duration
         for name, grown in watched.growth.items():

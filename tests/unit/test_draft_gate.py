@@ -91,16 +91,24 @@ def test_a_draft_that_stays_adds_nothing_to_the_verdict() -> None:
     assert verdict_of(gates) is Verdict.PASS
     assert reasons_of(gates) == []
     assert gates[-1].reason.endswith("; k=3 was best")
-    lost = judged(proof(True), [gate(Verdict.FAIL)])
+    lost = judged(proof(True, best=3), [gate(Verdict.FAIL)])
     assert verdict_of(lost) is Verdict.FAIL
     assert len(reasons_of(lost)) == 1
+
+
+def test_a_draft_that_pays_with_another_number_promotes_nothing() -> None:
+    gates = judged(proof(True, best=2))
+    assert verdict_of(gates) is Verdict.INCONCLUSIVE
+    assert gates[-1].reason.startswith(
+        "a draft pays with k=2, and k=3 is what would be promoted: kept rate"
+    )
 
 
 def test_a_draft_that_stays_does_not_pass_a_candidate_by_itself() -> None:
     waived = Waived(owner="a", reason="b", expires=datetime.now(UTC).date())
     for others in ([], [gate(tier="advisory")], [gate(waived=waived)]):
-        assert judged(proof(True), others) == others
-        assert verdict_of(judged(proof(True), others)) is Verdict.INVALID
+        assert judged(proof(True, best=3), others) == others
+        assert verdict_of(judged(proof(True, best=3), others)) is Verdict.INVALID
         assert verdict_of(judged(proof(False), others)) is Verdict.FAIL
 
 
@@ -167,7 +175,7 @@ def test_only_the_candidate_with_the_draft_is_refused(home: Path, tmp_path: Path
 
 @pytest.mark.parametrize("stays", [True, False, None])
 def test_the_gate_is_shown_wherever_gates_are_shown(stays: bool | None) -> None:
-    gates = judged(proof(stays))
+    gates = judged(proof(stays, best=3))
     verdict = verdict_of(gates)
     outcome = GateOutcome(
         verdict=verdict, promotable=False, settings="recorded", policy="p",
