@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.queues import Queue, QueueBench, Watched
+from eval_suites.loader import load_profile
 from registry.latency_plots import BY_RATE, compare_plots, write_plots
 from registry.settings import CHECKOUT
 from tasks.engines.fixed_rates import Measuring
@@ -21,7 +23,6 @@ from tasks.engines.kept_rate import KeptRateSearch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import synthetic
 from tasks.engines.load_run import LoadRun
-from tests.unit.load_builders import Queue, QueueBench, Watched, profile
 
 IMAGES = CHECKOUT / "docs" / "images"
 QUEUES = {
@@ -61,7 +62,7 @@ def search(queue: Queue, folder: Path) -> Path:
     """A whole search over a queue, whose time is the queue's own; its evidence folder."""
     folder.mkdir(parents=True)
     # One look: the second batch of a step would begin in the real clock, which stands still here.
-    written = profile(seconds_per_rate=30, looks=1)
+    written = load_profile("mock_smoke", {"seconds_per_rate": 30, "looks": 1})
     bench = UnwatchedBench(queue)
     traffic = Traffic(url="http://computed", model="queue", tokenizer=Path(), sampling={})
     run = LoadRun(traffic, bench, bench, folder / "raw")
