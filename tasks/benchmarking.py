@@ -21,6 +21,7 @@ from registry.outcome import Verdict
 from registry.settings import settings
 from tasks.bench_targets import Target
 from tasks.engines import load_prompts
+from tasks.engines.engine_watch import reset_prefix_cache
 from tasks.engines.fixed_rates import Measuring, measure_rates
 from tasks.engines.guidellm_bench import GuidellmBench
 from tasks.engines.kept_rate import KeptRateSearch
@@ -87,6 +88,7 @@ def bench(
                 target.watch(),
                 folder / "raw",
                 target.check_alive,
+                lambda: reset_prefix_cache(target.url, target.api_key),
             )
             of = Measuring(target.bundle, short_name(load), target.hardware, target.engine, price)
             if profile.search is not None:

@@ -22,7 +22,7 @@ from registry.evidence import REQUESTS, SUMMARY, TIMELINE, LatencyEvidence, read
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
-from tasks.engines.engine_watch import EngineWatch
+from tasks.engines.engine_watch import EngineWatch, reset_prefix_cache
 from tasks.engines.fixed_rates import Measuring, measure_rates
 from tasks.engines.kept_rate import KeptRateSearch
 from tasks.engines.load_generator import Traffic
@@ -97,7 +97,8 @@ def measure_latency(
             request_timeout=profile.request_timeout,
         )
         watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
-        run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive)
+        run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive,
+                      lambda: reset_prefix_cache(traffic.url, server.api_key))  # fmt: skip
         supply = supply_of(
             profile,
             None if profile.scenarios else prompts,

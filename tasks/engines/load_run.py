@@ -56,7 +56,8 @@ class LoadRun:
     """One generator on one endpoint, watched. Raises as `LoadGenerator.send` and the watch do.
 
     `check_alive` is called after every batch and raises where the endpoint is gone: what a dead
-    server did not answer says nothing about its rates.
+    server did not answer says nothing about its rates. `reset_cache` is called before every step
+    until it says that the engine's prefix cache cannot be emptied; prompts are fresh all the same.
     """
 
     def __init__(
@@ -66,14 +67,18 @@ class LoadRun:
         watch: Watch,
         raw_dir: Path,
         check_alive: Callable[[], None] = _nobody_looks,
+        reset_cache: Callable[[], bool] = lambda: False,
     ) -> None:
         self.traffic, self.generator, self.watch, self.raw_dir = traffic, generator, watch, raw_dir
-        self.check_alive = check_alive
+        self.check_alive, self.reset_cache = check_alive, reset_cache
+        self._resets = True
         self._began: dict[int, float] = {}
 
     def send(self, seen: Seen, step: int, batch: Batch, expected_hits: float | None = None) -> None:
         """Send one batch of a step and add it to what was seen."""
         self.raw_dir.mkdir(parents=True, exist_ok=True)
+        if not seen.batches and self._resets:
+            self._resets = self.reset_cache()
         raw = self.raw_dir / f"step{step:03d}-{len(seen.batches) + 1}.json"
         now = time.monotonic()
         later = now - self._began.setdefault(step, now)
