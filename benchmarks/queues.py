@@ -110,6 +110,7 @@ class QueueBench:
     """Requests/s that it can send at most."""
     sent: list[str] = field(default_factory=list)
     version: str = "computed"
+    tool: str = "computed"
 
     def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
         self.sent += [one["messages"][-1]["content"] for one in batch.rows]

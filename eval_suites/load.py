@@ -14,6 +14,8 @@ _CLAUSE = re.compile(
     r"(?:([a-z0-9_]+) +)?(ttft|tpot|itl|e2el) +p(\d+(?:\.\d+)?) +(\d+(?:\.\d+)?) *(ms|s)"
 )
 
+MOST_IN_FLIGHT = 10_000
+
 OUTPUT_QUANTILES = 1000
 """Lengths that a log of output lengths is brought down to: its quantiles at equal distances."""
 
@@ -53,7 +55,7 @@ class RateSearch(Written):
     """A geometric ramp from `start`, then bisection to `tolerance` (width over middle)."""
 
     start: float | None = Field(
-        default=None, gt=0, description="Requests/s; None: half of what the warm-up's burst got."
+        default=None, gt=0, description="Requests/s; None: of what the warm-up's burst got."
     )
     factor: float = Field(default=2.0, gt=1)
     tolerance: float = Field(default=0.2, gt=0.01, lt=2)
@@ -80,7 +82,7 @@ class OutputLog(Written):
     column: str = Field(min_length=1, description="Output tokens per request, whole numbers.")
 
 
-Tokens = Annotated[int, Field(gt=0)]
+Tokens = Annotated[int, Field(gt=0, strict=True)]
 
 
 class Scenario(Written):
@@ -153,7 +155,7 @@ class LoadProfile(Written):
     sampling: Sampling
     burstiness: float = Field(default=1.0, gt=0, description="1: Poisson arrivals.")
     request_timeout: float = Field(default=120.0, gt=0, description="Seconds.")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
     smoke: bool = False
 
     @field_validator("rates")
@@ -170,10 +172,12 @@ class LoadProfile(Written):
         ways = [bool(self.rates), self.search is not None, bool(self.concurrencies)]
         if sum(ways) != 1:
             raise ValueError("give one of `rates`, a `search` and `concurrencies`")
-        if any(count < 1 for count in self.concurrencies) or (
+        if any(not 1 <= count <= MOST_IN_FLIGHT for count in self.concurrencies) or (
             self.concurrencies != sorted(set(self.concurrencies))
         ):
-            raise ValueError("concurrencies must be whole numbers from 1 on, rising")
+            raise ValueError(
+                f"concurrencies must be whole numbers from 1 to {MOST_IN_FLIGHT}, rising"
+            )
         if self.search is not None and not self.sla:
             raise ValueError("a search needs an `sla`, e.g. [e2el p99 2s]")
         if not 0 <= self.cache_band[0] <= self.cache_band[1] <= 1:

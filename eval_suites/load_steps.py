@@ -23,6 +23,12 @@ Row = Mapping[str, Any]
 SLOWEST_SENDING = 0.9
 """Below this share of the asked rate the generator, not the server, is what was measured."""
 
+FASTEST_SENDING = 1.25
+"""Above this share it stood still and then caught up, with a burst that nobody asked for."""
+
+FEW = 40
+"""Of fewer requests than this the rate is not held against the upper bound."""
+
 LARGEST_LAG = 0.1
 """A generator's clock that ticks later than this share of the tightest limit measures itself."""
 
@@ -31,6 +37,9 @@ UNEXPECTED_HITS = 0.05
 
 FIRST_LOOK = 0.4
 """Share of the requests at the first of several looks: enough to see that a rate is far off."""
+
+NOT_STARTED = "the start is not over"
+"""What gets faster over a step shows nothing that was lost, and no steady state either."""
 
 SPARE = 1.2
 """A step has so many times the requests that would do with none over: a tenth is cropped."""
@@ -122,7 +131,8 @@ def judge_step(
         "hit_rate": hit_rate,
         "achieved_rate": achieved,
     }
-    void, cause = _void(profile, rate, achieved, hit_rate, around)
+    fastest = max((rate_sent(one) for one in batches if len(one) >= FEW), default=None)
+    void, cause = _void(profile, rate, achieved, fastest, hit_rate, around)
     if void:
         return StepResult(answer="undecided", cause=cause, void=void, **known)
     crops = [crop_of(batch) for batch in batches]
@@ -130,6 +140,7 @@ def judge_step(
     # drifts in every batch does not wander.
     drifts = [drift_of(batch) for batch in batches]
     unsteady = drifts[-1] if all(drifts) else ""
+    improves = unsteady.startswith(NOT_STARTED)
     preempted = around.counters.get("vllm:num_preemptions_total", 0.0)
     if unsteady and preempted:
         unsteady += f", the KV cache was full: {preempted:.0f} preemptions"
@@ -154,7 +165,7 @@ def judge_step(
             filter(None, [*(f"{one.clause}: {one.over} over" for one in lost), unsteady])
         )
         return StepResult(answer="not kept", cause=cause, **known)
-    if unsteady and len(batches) >= looks:
+    if unsteady and len(batches) >= looks and not improves:
         return StepResult(answer="not kept", cause=f"no steady state: {unsteady}", **known)
     if unsteady:
         return StepResult(answer="undecided", cause=f"perhaps no steady state: {unsteady}", **known)
@@ -169,6 +180,7 @@ def _void(
     profile: LoadProfile,
     rate: float,
     achieved: float | None,
+    fastest: float | None,
     hit_rate: float | None,
     around: Around,
 ) -> tuple[Literal["", "cache", "generator"], str]:
@@ -192,6 +204,11 @@ def _void(
         )
     if achieved is not None and achieved < SLOWEST_SENDING * rate:
         return "generator", f"the generator sent {achieved:.3g} of {rate:.3g} requests/s"
+    if fastest is not None and fastest > FASTEST_SENDING * rate:
+        return "generator", (
+            f"the generator sent {fastest:.3g} requests/s where {rate:.3g} were asked: it stood "
+            "still and caught up"
+        )
     # TPOT is a mean over many intervals: a late clock moves only its two ends.
     limits = [clause.limit_ms for clause in profile.sla if clause.metric != "tpot"]
     tightest = min(limits, default=math.inf)
@@ -244,12 +261,18 @@ def times_of(rows: Sequence[Row], metric: str, profile: LoadProfile | None = Non
     With a profile, so are the answers that it calls truncated.
     """
     column = f"{metric}_ms"
-    found = []
-    for row in rows:
-        if not row["ok"] or (profile is not None and _is_over(profile, row)):
-            found.append(np.inf)
+    lost = [not row["ok"] or (profile is not None and _is_over(profile, row)) for row in rows]
+    weight = 1
+    if metric == "itl":
+        # A failed request has no intervals to count; it weighs as many as an answered one has.
+        counts = [len(row[column]) for row, gone in zip(rows, lost, strict=True) if not gone]
+        weight = max(1, math.ceil(sum(counts) / len(counts))) if counts else 1
+    found: list[float] = []
+    for row, gone in zip(rows, lost, strict=True):
+        if gone:
+            found += [np.inf] * weight
         elif metric == "itl":
-            found.extend(row[column])
+            found += row[column]
         elif row[column] is not None:
             found.append(row[column])
     return np.array(found, float)
@@ -287,7 +310,7 @@ def drift_of(rows: Sequence[Row]) -> str:
 
 def _likely(drifting: Mapping[str, Trend]) -> str:
     if not any(found.change > 0 for found in drifting.values()):
-        return "the start is not over"
+        return NOT_STARTED
     slower = "TPOT" in drifting and drifting["TPOT"].change > 0
     if slower and len(drifting) > 1:
         # A larger batch makes each token slower, and slower tokens make the batch larger.

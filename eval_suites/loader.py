@@ -18,7 +18,12 @@ def load_accuracy(name: str, overrides: Mapping[str, Any] | None = None) -> Accu
 
 
 def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> LoadProfile:
-    return loader.load(name, "load", LoadProfile, root=SUITES_DIR, overrides=overrides)
+    """With the lengths of the logs that its scenarios name. Raises `UserError`."""
+    profile = loader.load(name, "load", LoadProfile, root=SUITES_DIR, overrides=overrides)
+    # Reading a log takes pandas; a profile without one needs none.
+    from eval_suites.output_logs import with_lengths
+
+    return with_lengths(profile)
 
 
 def load_policy(name: str, overrides: Mapping[str, Any] | None = None) -> Policy:

@@ -31,7 +31,7 @@ def lengths(log: OutputLog) -> list[int]:
     """At most `OUTPUT_QUANTILES` of the column's values, at equal distances in their order."""
     path = Path(log.file)
     column = _column(path, log.column)
-    values = np.asarray(column, dtype=float)
+    values = np.array([one if isinstance(one, int | float) else np.nan for one in column], float)
     odd = np.flatnonzero(~np.isfinite(values) | (values < 1) | (values != np.round(values)))
     if len(odd):
         raise UserError.at(

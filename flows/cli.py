@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.console import Json, as_encodable, say, show
-from flows.turn_commands import compare, prove_draft
+from flows.turn_commands import begin, compare, prove_draft
 from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.settings import settings
 from tasks.engines.subprocesses import own_children
@@ -234,10 +234,8 @@ def bench(
     from tasks.bench_targets import opened
     from tasks.benchmarking import bench as measure
     from tasks.benchmarking import document
-    from tasks.progress import configure_logging
 
-    configure_logging()
-    own_children()
+    begin()
     key = settings().teacher_api_key.get_secret_value()
     target, identity = opened(
         url=url, model=model, bundle=bundle, serve=serve_recipe, tokenizer=tokenizer, api_key=key

@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document as the las
 
 def show(content: Any, as_json: bool) -> None:
     """A text, or a document as one line of JSON."""
-    typer.echo(as_encodable(json.dumps(content, ensure_ascii=False)) if as_json else content)
+    say(as_encodable(json.dumps(content, ensure_ascii=False)) if as_json else content)
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ def compare(
     from flows.bench_rendering import compare_text
     from tasks.comparing import compare as measure
 
-    _begin()
+    begin()
     done = measure(a, b, load, rate, repeats, prompts=prompts, out=out)
     _end(done.document, compare_text, as_json)
     raise typer.Exit(done.exit_status)
@@ -50,13 +50,14 @@ def prove_draft(
     from flows.bench_rendering import proof_text
     from tasks.draft_measuring import prove
 
-    _begin()
+    begin()
     done = prove(bundle, load, tokens, repeats, prompts=prompts, out=out)
     _end(done.document, proof_text, as_json)
     raise typer.Exit(done.verdict.exit_status)
 
 
-def _begin() -> None:
+def begin() -> None:
+    """Before anything is measured: say what is logged, end what a kill left behind."""
     from tasks.engines.subprocesses import end_leftovers, own_children
     from tasks.progress import LOG, configure_logging
 

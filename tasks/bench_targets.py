@@ -23,12 +23,15 @@ from registry.settings import settings
 from tasks.bundles import bundle_named, weights_as_gated
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.load_generator import Traffic
+from tasks.engines.load_prompts import tokenizer_of
 from tasks.engines.vllm_server import VllmServer
 from tasks.progress import LOG
 from tasks.serving import ServedBundle
 
 PROBES = 5
 """Tries of the first question: an endpoint that refuses some requests is to be measured too."""
+
+MOST_PORT = 65_535
 
 PROBE_PAUSE = 0.2
 """Seconds between two of them."""
@@ -83,6 +86,9 @@ def opened(
     Raises `UserError` where not exactly one is named.
     """
     if url is not None and model is not None and bundle is None and serve is None:
+        if tokenizer is not None:
+            tokenizer = tokenizer.resolve()
+            tokenizer_of(tokenizer)
         return url_target(url, model, api_key, tokenizer), f"{endpoint_base(url)} {model}"
     if bundle is not None and (url, model, serve, tokenizer) == (None,) * 4:
         found = bundle_named(bundle)
@@ -185,7 +191,12 @@ def endpoint_base(url: str) -> str:
         parsed = httpx.URL(base)
     except httpx.InvalidURL as error:
         raise UserError.at(f"--url {url}", str(error), "e.g. http://127.0.0.1:8000") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.userinfo:
+        raise UserError.at(
+            "--url", "holds a name or password", "give a key in PILOTAGE_TEACHER_API_KEY"
+        )
+    port = parsed.port or 80
+    if parsed.scheme not in ("http", "https") or not parsed.host or port > MOST_PORT:
         raise UserError.at(f"--url {url}", "is no http URL", "e.g. http://127.0.0.1:8000")
     return base
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from eval_suites.load import LoadProfile
 from eval_suites.loader import load_profile
@@ -25,7 +27,7 @@ from tasks.engines.engine_watch import reset_prefix_cache
 from tasks.engines.fixed_rates import Measuring, measure_rates
 from tasks.engines.guidellm_bench import GuidellmBench
 from tasks.engines.kept_rate import KeptRateSearch
-from tasks.engines.load_prompts import first_prompt, supply_of, word_tokenizer
+from tasks.engines.load_prompts import FIRST_PROMPT, first_prompt, supply_of, word_tokenizer
 from tasks.engines.load_run import LoadRun
 from tasks.engines.vllm_bench import VllmBench
 from tasks.hardware import price_of
@@ -70,15 +72,19 @@ def bench(
         raise UserError.at(f"load profile {load}", "has no `sla`", "e.g. `sla: [e2el p99 2s]`")
     if generator not in GENERATORS:
         raise UserError.at(f"--generator {generator}", "is none", f"one of {', '.join(GENERATORS)}")
-    price, note = price_of(hardware, profile)
-    if prompts is None and not profile.scenarios:
+    if generator == "guidellm" and profile.burstiness != 1:
         raise UserError.at(
-            "--prompts", "none are named, and the profile has no `scenarios`",
-            "name a JSONL file with `id` and `prompt` or `messages`",
+            f"load profile {load}: burstiness", f"is {profile.burstiness:g}, GuideLLM sends 1 only",
+            "set it to 1, or send with vllm",
         )  # fmt: skip
-    with opened as target:
-        folder = out or _default_folder(profile, load, identity)
+    price, note = price_of(hardware, profile)
+    profile, prompts_name = _with_prompts(profile, load, prompts)
+    folder = (out or _default_folder(profile, load, identity)).resolve()
+    with opened as target, _alone_in(folder):
         _make_room(folder)
+        if profile.search is None:
+            # Nothing is known of what a stopped one has sent: others are sent.
+            (folder / FIRST_PROMPT).unlink(missing_ok=True)
         with GENERATORS[generator](target.api_key or "none", folder / "generator.log") as sender:
             tokenizer = target.tokenizer or word_tokenizer(folder / "tokenizer")
             supply = supply_of(profile, prompts, first_prompt(folder), target.tokenizer)
@@ -92,22 +98,26 @@ def bench(
             )
             of = Measuring(target.bundle, short_name(load), target.hardware, target.engine, price)
             if profile.search is not None:
-                name = digest_of(load_prompts.read_prompts(prompts)) if prompts else ""
                 found = KeptRateSearch(
-                    profile, run, supply, folder, of, say=LOG.info, prompts_name=name
+                    profile, run, supply, folder, of, say=LOG.info, prompts_name=prompts_name
                 ).run()
                 verdict = found.verdict
             else:
                 evidence = measure_rates(profile, run, supply, folder, of, say=LOG.info)
                 verdict = fixed_verdict(evidence.points)
                 write_summary(folder, with_kept_rate(evidence))
-    evidence = _noted(folder, note)
-    write_plots(folder)
+        evidence = _noted(folder, note)
+        write_plots(folder)
     return Benchmark(verdict, evidence, folder, supply.taken)
 
 
 def with_kept_rate(evidence: LatencyEvidence) -> LatencyEvidence:
-    """Fixed rates say between which two of them the SLA was lost."""
+    """Fixed rates say between which two of them the SLA was lost.
+
+    A closed loop does not: its rate comes of the server, and a busy one gives the same for all.
+    """
+    if any(point.concurrency is not None for point in evidence.points):
+        return evidence
     answers: dict[float, Answer] = {
         point.rate: "undecided" if point.answer is None or point.answer == "void" else point.answer
         for point in evidence.points
@@ -131,14 +141,58 @@ def _default_folder(profile: LoadProfile, load: str, identity: str) -> Path:
     return settings().home / "bench" / f"{short_name(load)}-{digest[:12]}"
 
 
+def _with_prompts(profile: LoadProfile, load: str, prompts: Path | None) -> tuple[LoadProfile, str]:
+    """The profile as it is sent, and what tells its prompts from others. Raises `UserError`."""
+    if prompts is None and not profile.scenarios:
+        raise UserError.at(
+            "--prompts", "none are named, and the profile has no `scenarios`",
+            "name a JSONL file with `id` and `prompt` or `messages`",
+        )  # fmt: skip
+    if prompts is None:
+        return profile, ""
+    of_one = [str(clause) for clause in profile.sla if clause.scenario is not None]
+    if of_one:
+        raise UserError.at(
+            f"load profile {load}: sla",
+            f"{', '.join(of_one)}: prompts of a file belong to no scenario",
+            "name a profile whose lines are about all requests",
+        )
+    digest = digest_of(load_prompts.read_prompts(prompts))
+    return profile.model_copy(update={"scenarios": {}}), digest
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Raises `UserError` where another measurement is running in the folder, or none could."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError("it is no folder")
+        lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise UserError.at(
+            folder, "another measurement is running in it", "wait, or name another with --out"
+        ) from None
+    except OSError as error:
+        raise UserError.at(folder, f"cannot be used: {error}", "name another with --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _make_room(folder: Path) -> None:
     """The folder, empty or with a search that was stopped; a finished one is put aside."""
-    if (folder / SUMMARY).exists():
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        finished = folder.with_name(f"{folder.name}-until-{stamp}")
-        folder.rename(finished)
-        LOG.info("the finished measurement is now %s", finished)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if (folder / SUMMARY).exists():
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+            finished = folder.with_name(f"{folder.name}-until-{stamp}")
+            folder.rename(finished)
+            LOG.info("the finished measurement is now %s", finished)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError.at(folder, f"cannot be used: {error}", "name another with --out") from None
 
 
 def _noted(folder: Path, note: str) -> LatencyEvidence:
@@ -179,6 +233,7 @@ def _point(point: LoadPoint) -> dict[str, Any]:
     steady = next((name for name in point.bounds if name.startswith("e2el p99 ")), "")
     return {
         "rate": point.rate,
+        "concurrency": point.concurrency,
         "verdict": POINT_VERDICTS[point.answer or "undecided"],
         "cause": point.cause,
         "n": point.total,

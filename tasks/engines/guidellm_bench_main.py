@@ -23,7 +23,9 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
+import threading
 import time
 import traceback
 from importlib.metadata import version
@@ -155,7 +157,8 @@ class LimitedBackend(OpenAIHTTPBackend):
 
 
 def main() -> None:
-    base, parent = sys.argv[1], os.getppid()
+    base = sys.argv[1]
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     # What was registered above is otherwise unknown to the models that were built before.
     for model in (BenchmarkArgs, BenchmarkScenario, GenerativeBenchmarksReport):
         model.model_rebuild(force=True)
@@ -167,8 +170,6 @@ def main() -> None:
     for number in itertools.count():
         job_file = Path(f"{base}.{number}.job.json")
         while not job_file.exists():
-            if os.getppid() != parent:
-                sys.exit("the process that started this one is gone")
             time.sleep(0.05)
         job = json.loads(job_file.read_text(encoding="utf-8"))
         result = {"guidellm": version("guidellm"), "lag_ms": send(job)}
@@ -176,6 +177,16 @@ def main() -> None:
         partial = result_file.with_suffix(".partial")
         partial.write_text(json.dumps(result), encoding="utf-8")
         partial.rename(result_file)
+
+
+def end_with_parent(parent):  # type: ignore[no-untyped-def]
+    """End with all workers when the process that started this one is gone.
+
+    What goes on sending would be measured by whoever asks the same server next.
+    """
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def send(job):  # type: ignore[no-untyped-def]

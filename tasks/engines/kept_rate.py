@@ -99,6 +99,7 @@ class KeptRateSearch:
             "model": run.traffic.model,
             "bundle": of.bundle,
             "prompts": prompts_name,
+            "generator": run.generator.tool,
         }
 
     def run(self) -> Found:
@@ -138,25 +139,24 @@ class KeptRateSearch:
             return None
         try:
             state = json.loads(state_file.read_text(encoding="utf-8"))
-            known = state["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError.at(
-                state_file, f"cannot be read: {error}", "remove the folder, or name another one"
-            ) from None
+            known, taken, spent = state["identity"], int(state["taken"]), float(state["seconds"])
+            harness, start = str(state["harness"]), state["start"] and float(state["start"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _unreadable(state_file, error) from None
         if known != self._identity:
             raise UserError.at(
                 state_file, "belongs to another search", "name another folder with --out"
             )
         for file in sorted((self.folder / POINTS).glob("*.json")):
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            self.steps.append(_restored(stored))
+            try:
+                self.steps.append(_restored(json.loads(file.read_text(encoding="utf-8"))))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise _unreadable(file, error) from None
             self.say(f"{self.steps[-1].result.rate:.4g} requests/s: from before the stop")
         # What was sent in the step that was cut off is not known: its prompts are left out too.
-        self.prompts.skip(state["taken"])
-        self.spent_before = state["seconds"]
-        self.harness = state["harness"]
-        start = state["start"]
-        return None if start is None else float(start)
+        self.prompts.skip(taken)
+        self.spent_before, self.harness = spent, harness
+        return start
 
     def _warm_up(self) -> float:
         """Wake the server, and see about how much it does: the start of the ramp."""
@@ -275,9 +275,10 @@ class KeptRateSearch:
         if rates.low is None and rates.high is None:
             return Verdict.INCONCLUSIVE
         if rates.low is None:
-            # Below the lowest rate that was not kept, one may be undecided.
+            # Below the lowest rate that was not kept one may be undecided, or not have been tried.
             answers = self._answers()
-            lost = answers[min(answers)] == "not kept"
+            slowest = min(answers)
+            lost = answers[slowest] == "not kept" and slowest <= self.search.lowest * (1 + 1e-9)
             return Verdict.FAIL if lost else Verdict.INCONCLUSIVE
         narrow = rates.width is not None and rates.width <= self.search.tolerance * 1.01
         reached = rates.high is None and rates.low >= self.search.highest
@@ -343,6 +344,10 @@ class KeptRateSearch:
             seconds=round(self._spent(), 3),
         )
         write_summary(self.folder, evidence)
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    return UserError.at(file, f"cannot be read: {error!r}", "remove the folder, or name another")
 
 
 def _restored(stored: Mapping[str, Any]) -> Step:

@@ -61,7 +61,9 @@ class Sent:
 
 
 class LoadGenerator(Protocol):
-    """A tool that sends load."""
+    """A tool that sends load; `tool` is its name."""
+
+    tool: str
 
     @property
     def version(self) -> str:

@@ -130,7 +130,10 @@ def first_prompt(folder: Path) -> int:
         partial = file.with_suffix(".partial")
         partial.write_text(str(secrets.randbits(32) << 24), encoding="utf-8")
         partial.replace(file)
-    return int(file.read_text(encoding="utf-8"))
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError.at(file, "holds no number", "remove the folder, or name another") from None
 
 
 def supply_of(
@@ -163,8 +166,14 @@ def read_prompts(path: Path) -> list[Row]:
             if not all(isinstance(one["content"], str) for one in messages):
                 raise ValueError("contents must be texts")
             rows.setdefault(digest_of(messages), {"id": str(row["id"]), "messages": messages})
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            problems.append(Problem(f"{path}:{number}", f"no id with prompt or messages: {error}"))
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            problems.append(
+                Problem(
+                    f"{path}:{number}",
+                    f"no id with prompt or messages: {error!r}",
+                    'e.g. {"id": "a", "prompt": "hello"}',
+                )
+            )
     if problems:
         raise UserError(problems)
     return list(rows.values())

@@ -14,7 +14,7 @@ The file `raw` is vLLM's own result with the answers' texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,6 @@ from tasks.engines.job_process import JobProcess
 from tasks.engines.load_generator import Batch, Row, Sent, Traffic
 
 SCRIPT = Path(__file__).with_name("vllm_bench_main.py")
-
-ROLE_CHUNK = 0.001
-"""Seconds; a first interval shorter than this is none between two tokens."""
 
 
 class VllmBench(JobProcess):
@@ -121,15 +118,7 @@ def request_rows(batch: Batch, raw: Mapping[str, Any], max_tokens: int | None) -
             "output_tokens": tokens,
             "ttft_ms": ttft * 1000,
             "tpot_ms": (e2el - ttft) / (tokens - 1) * 1000 if tokens > 1 else None,
-            "itl_ms": [interval * 1000 for interval in _between_tokens(raw["itls"][index])],
+            "itl_ms": [interval * 1000 for interval in raw["itls"][index]],
             "e2el_ms": e2el * 1000,
         }
     return sorted(rows, key=lambda row: row["start_s"])
-
-
-def _between_tokens(intervals: Sequence[float]) -> Sequence[float]:
-    """Without the first one where an empty chunk with the role came just before the first token.
-
-    vLLM's chat endpoint sends both together, so that interval is the client's own microseconds.
-    """
-    return intervals[1:] if intervals and intervals[0] < ROLE_CHUNK else intervals

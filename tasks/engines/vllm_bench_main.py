@@ -14,22 +14,30 @@ OPENAI_API_KEY.
 """
 
 import asyncio
+import codecs
 import contextlib
 import itertools
 import json
 import os
+import re
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+
+EVENT = re.compile(r"data:\s*")
+
+DONE = "[DONE]"
 
 HEARTBEAT = 0.02
 """Seconds between two looks at how late the event loop is."""
 
 
 def main() -> None:
-    base, parent = sys.argv[1], os.getppid()
+    base = sys.argv[1]
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     import vllm
     import vllm.benchmarks.serve as serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -39,8 +47,6 @@ def main() -> None:
     for number in itertools.count():
         job_file = Path(f"{base}.{number}.job.json")
         while not job_file.exists():
-            if os.getppid() != parent:
-                sys.exit("the process that started this one is gone")
             time.sleep(0.05)
         job = json.loads(job_file.read_text(encoding="utf-8"))
         raw, late = send(serve, parser, job)
@@ -50,6 +56,16 @@ def main() -> None:
         partial = result_file.with_suffix(".partial")
         partial.write_text(json.dumps({"vllm": vllm.__version__, "lag_ms": late}), encoding="utf-8")
         partial.rename(result_file)
+
+
+def end_with_parent(parent):  # type: ignore[no-untyped-def]
+    """End when the process that started this one is gone, in the middle of a batch too.
+
+    What goes on sending would be measured by whoever asks the same server next.
+    """
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def send(serve, parser, job):  # type: ignore[no-untyped-def]
@@ -90,9 +106,11 @@ def send(serve, parser, job):  # type: ignore[no-untyped-def]
     if sampling.get("seed") is not None:
         arguments += ["--extra-body", json.dumps({"seed": sampling["seed"]})]
     args = parser.parse_args(arguments)
+    client = sys.modules[serve.ASYNC_REQUEST_FUNCS["openai-chat"].__module__]
+    client.__dict__["StreamedResponseHandler"] = Stream
     with checked(serve, rows, job["request_timeout"], job["count_words"]):
         raw, lags = asyncio.run(beating(serve.main_async(args)))
-    prompts.unlink()
+    prompts.unlink(missing_ok=True)
     lags.sort()
     return raw, 1000 * lags[int(0.99 * len(lags))] if lags else None
 
@@ -115,6 +133,55 @@ async def beating(sending):  # type: ignore[no-untyped-def]
         return await sending, lags
     finally:
         task.cancel()
+
+
+class Stream:
+    """Stands for vLLM's `StreamedResponseHandler`, which reads vLLM's own streams only.
+
+    That one needs `data: ` with a space and an empty line after it, loses the event after a
+    comment, and hands on the empty chunk with the role, whose arrival would be taken for the first
+    token's. What this one hands on: chunks from the first one with text on, and the usage by
+    itself. The client strips every read, so events are told apart by their JSON, not by lines.
+    """
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._buffer = ""
+        self._begun = False
+
+    def add_chunk(self, chunk: bytes) -> list[str]:
+        self._buffer += self._decode(chunk)
+        messages = []
+        while found := EVENT.search(self._buffer):
+            rest = self._buffer[found.end() :]
+            if rest.startswith(DONE):
+                self._buffer = rest[len(DONE) :]
+                messages.append(f"data: {DONE}")
+            elif rest.startswith("{"):
+                try:
+                    data, end = json.JSONDecoder().raw_decode(rest)
+                except ValueError:
+                    break  # not whole yet
+                self._buffer = rest[end:]
+                messages += [f"data: {json.dumps(one)}" for one in self._parts(data)]
+            elif DONE.startswith(rest):
+                break  # not whole yet
+            else:
+                self._buffer = rest  # a comment with these letters in it
+        return messages
+
+    def _parts(self, data: object) -> list[object]:
+        """The chunk with its text where vLLM's client looks for it, and the usage."""
+        if not isinstance(data, dict) or not data.get("choices"):
+            return [data]
+        usage = data.pop("usage", None)
+        delta = data["choices"][0].get("delta") or {}
+        text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+        delta["content"] = text
+        data["choices"][0]["delta"] = delta
+        self._begun = self._begun or bool(text or data["choices"][0].get("finish_reason"))
+        parts: list[object] = [data] if self._begun else []
+        return [*parts, {"choices": [], "usage": usage}] if usage else parts
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ tests/unit/test_kept_rate.py.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from tasks.engines.kept_rate import Found, KeptRateSearch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import Prompts, from_file, synthetic, word_tokenizer
 from tasks.engines.load_run import LoadRun
+from tasks.engines.subprocesses import end_leftovers
 from tasks.engines.vllm_bench import VllmBench
 from tests.mock_server import MockServer, serving
 from tests.unit.load_builders import profile
@@ -267,3 +270,35 @@ def test_an_endpoint_that_reports_no_usage_is_counted_in_words(
     assert {row["output_tokens"] for row in rows} == {4}
     assert {row["prompt_tokens"] for row in rows} == {20}
     assert (blind.failed, blind.answer) == (blind.n, "not kept"), "no count, no answer"
+
+
+def test_a_generator_ends_with_the_process_that_started_it(tokenizer: Path, tmp_path: Path) -> None:
+    """What goes on sending after a `kill -9` would be measured by the search that goes on."""
+    program = f"""
+from pathlib import Path
+from tasks.engines.load_generator import Batch, Traffic
+from tasks.engines.vllm_bench import VllmBench
+import sys
+asked = [[{{"role": "user", "content": f"word {{i}}"}}] for i in range(900)]
+rows = [{{"id": str(i), "messages": messages}} for i, messages in enumerate(asked)]
+sampling = {{"temperature": 0.0, "top_p": 1.0, "max_tokens": 8, "seed": 0}}
+traffic = Traffic(sys.argv[1], "m", Path({str(tokenizer)!r}), sampling)
+with VllmBench("none", log=Path({str(tmp_path)!r}) / "bench.log") as bench:
+    bench.send(traffic, Batch(rows, seed=1, rate=10), Path({str(tmp_path)!r}) / "raw.json")
+"""
+    mock = MockServer(service=0.01, exponential=False, slots=20)
+    with serving(mock) as url:
+        driver = subprocess.Popen([sys.executable, "-c", program, url])
+        try:
+            until = time.monotonic() + 120
+            while mock.asked < 5 and time.monotonic() < until:
+                time.sleep(0.1)
+            assert mock.asked >= 5
+        finally:
+            driver.kill()
+            driver.wait()
+        time.sleep(3)
+        asked = mock.asked
+        time.sleep(3)
+        assert mock.asked == asked
+    assert end_leftovers() == [], "nothing of it is left"

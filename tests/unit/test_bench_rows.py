@@ -46,8 +46,7 @@ def raw(**changes: list[Any]) -> dict[str, Any]:
         "input_lens": [20, 12, 30],
         "output_lens": [4, 0, 1],
         "ttfts": [0.1, 0.0, 0.25],
-        # First the interval between the role's chunk and the first token's, then 3 and none.
-        "itls": [[0.00001, 0.1, 0.1, 0.4], [], [0.00001]],
+        "itls": [[0.1, 0.1, 0.4], [], []],
         "latencies": [0.7, 0.0, 0.25],
         **changes,
     }
@@ -130,12 +129,6 @@ def test_costs_are_of_what_was_answered() -> None:
     assert set(load_point(FIXED, result, measured).cost.values()) == {None}
 
 
-def test_every_interval_counts_where_no_role_came_first() -> None:
-    one = {name: values[:1] for name, values in raw().items()} | {"itls": [[0.1, 0.1, 0.4]]}
-    (row,) = request_rows(batch("a"), one, 8)
-    assert row["itl_ms"] == pytest.approx([100, 100, 400])
-
-
 def test_exactly_as_many_tokens_as_asked_or_failed() -> None:
     (row,) = request_rows(
         batch("a", output_tokens=4), {name: values[:1] for name, values in raw().items()}, 8
@@ -168,7 +161,7 @@ def test_failed_requests_stay_in_the_percentiles() -> None:
         "input_lens": [10] * 40,
         "output_lens": [0 if index in failed else 11 for index in range(40)],
         "ttfts": [0.0 if index in failed else 0.12 for index in range(40)],
-        "itls": [[] if index in failed else [0.0] + [0.05] * 10 for index in range(40)],
+        "itls": [[] if index in failed else [0.05] * 10 for index in range(40)],
         "latencies": latencies,
     }
     ids = [f"r{index:02}" for index in range(40)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LatencyEvidence, LoadPoint
@@ -150,6 +151,35 @@ def test_a_mistake_is_found_before_anything_is_asked(endpoint: Endpoint) -> None
     assert endpoint.asked == []
 
 
+def test_a_key_in_the_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(UserError, match="holds a name or password") as error:
+        endpoint_base("http://me:secret@here:80")
+    assert "secret" not in str(error.value)
+    with pytest.raises(UserError, match="no http URL"):
+        endpoint_base("http://here:99999")
+
+
+def test_one_measurement_in_a_folder_at_a_time(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.text = events(WORD, USAGE)
+    out = tmp_path / "out"
+    with FileLock(tmp_path / ".out.lock"), pytest.raises(UserError, match="is running in it"):
+        bench(url_target(endpoint.base, "m", "", None), "here", "mock_smoke", out=out)
+    assert not out.exists()
+    file = tmp_path / "file"
+    file.write_text("")
+    for wrong in (file, file / "below"):
+        with pytest.raises(UserError, match="cannot be used"):
+            bench(url_target(endpoint.base, "m", "", None), "here", "mock_smoke", out=wrong)
+
+
+def test_prompts_of_a_file_belong_to_no_scenario(endpoint: Endpoint, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "a", "prompt": "one"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="belong to no scenario"):
+        bench(url_target(endpoint.base, "m", "", None), "h", "freight_cpu_2core", prompts=file)
+    assert endpoint.asked == []
+
+
 @pytest.mark.parametrize(
     "named",
     [{}, {"url": "http://here"}, {"url": "http://here", "model": "m", "bundle": "m@champion"},
@@ -278,6 +308,19 @@ def test_fixed_rates_have_an_interval_and_a_verdict() -> None:
     assert fixed_verdict(points[:2]) is Verdict.PASS
     assert fixed_verdict([*points[:2], point("undecided")]) is Verdict.INCONCLUSIVE
     assert fixed_verdict([*points, point("void")]) is Verdict.ANOMALOUS
+
+
+def test_a_closed_loop_has_no_kept_rate() -> None:
+    points = [
+        point("kept", rate=rate).model_copy(update={"concurrency": count})
+        for count, rate in ((1, 17.86), (2, 18.73))
+    ]
+    points.append(point("not kept", rate=18.69).model_copy(update={"concurrency": 4}))
+    done = finished(*points)
+    assert document(done)["kept_rate"] == [None, None]
+    untouched = done.evidence.model_copy(update={"kept_rate": None})
+    assert with_kept_rate(untouched).kept_rate is None
+    assert [shown["concurrency"] for shown in document(done)["points"]] == [1, 2, 4]
 
 
 def test_a_p99_that_the_sla_does_not_ask_for_has_no_bound() -> None:

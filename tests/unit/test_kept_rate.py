@@ -105,6 +105,16 @@ def test_everything_kept_ends_at_the_highest_rate(tmp_path: Path) -> None:
     assert (done.verdict, done.rates.low, done.rates.high) == (Verdict.PASS, 30, None)
 
 
+def test_time_that_ended_above_the_lowest_rate_is_no_fail(tmp_path: Path) -> None:
+    """Between the last rate measured and the lowest one nobody looked."""
+    written = profile(search={"start": 40, "lowest": 0.5, "minutes": 4})
+    done = search(tmp_path, QueueBench(Queue(service=0.4, exponential=False)), written)
+    assert done.rates.low is None
+    assert done.rates.high is not None
+    assert done.verdict is Verdict.INCONCLUSIVE
+    assert any("were left" in note for note in done.notes)
+
+
 def test_nothing_kept_is_a_fail(tmp_path: Path) -> None:
     written = profile(search={"start": 4, "lowest": 1, "minutes": 99})
     done = search(tmp_path, QueueBench(Queue(service=3.0, exponential=False)), written)
@@ -212,6 +222,8 @@ class Breaks:
     after: int
 
     version: str = "computed"
+
+    tool: str = "computed"
 
     @property
     def queue(self) -> Queue:
@@ -375,3 +387,36 @@ def test_prompts_that_are_used_up_end_the_search_with_what_it_knows(tmp_path: Pa
     assert done.verdict is Verdict.INCONCLUSIVE
     assert any("prompts, and" in note and "were left" in note for note in done.notes)
     assert len(bench.sent) == len(set(bench.sent)) <= 1500
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("search.json", "{"),
+        ("search.json", "{}"),
+        ("search.json", None),
+        ("points/001.json", "{}"),
+        ("points/001.json", "[1, 2"),
+        ("points/001.json", '{"rate": 3, "answer": "maybe"}'),
+        ("points/001.json", "[" * 100_000),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, file: str, content: str | None
+) -> None:
+    with pytest.raises(Stopped):
+        search(tmp_path, Breaks(QueueBench(Queue(service=0.02)), 3), profile())
+    if content is None:
+        state = json.loads((tmp_path / STATE).read_text())
+        content = json.dumps(state | {"taken": "many"})
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=file) as error:
+        search(tmp_path, QueueBench(Queue(service=0.02)), profile())
+    assert "remove the folder" in str(error.value)
+
+
+def test_another_generator_does_not_go_on(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        search(tmp_path, Breaks(QueueBench(Queue(service=0.02)), 3), profile())
+    with pytest.raises(UserError, match="belongs to another search"):
+        search(tmp_path, QueueBench(Queue(), tool="another"), profile())

@@ -97,7 +97,7 @@ def test_rates_or_a_search() -> None:
         ({"search": {"minutes": 1, "lowest": 5, "highest": 5}}, "must be below highest"),
         ({"search": {"minutes": 1, "start": 300, "highest": 200}}, "must lie between"),
         ({"search": None, "concurrencies": [4, 2]}, "rising"),
-        ({"search": None, "concurrencies": [0, 2]}, "from 1 on"),
+        ({"search": None, "concurrencies": [0, 2]}, "from 1 to 10000"),
         ({"search": None, "rates": [1], "concurrencies": [2]}, "give one of"),
         ({"sustain": 0.5}, "sustain"),
         ({"repeats": 0}, "repeats"),

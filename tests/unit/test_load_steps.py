@@ -177,6 +177,37 @@ def test_without_an_sla_nothing_is_claimed() -> None:
     assert judge_step(measured, 10, [evenly(10, times(600))], cache(10, 9)).void == "cache"
 
 
+def test_a_generator_that_stood_still_and_caught_up_voids_the_step() -> None:
+    result = judge_step(ONE_LOOK, 10, [evenly(40, times(600))], NOTHING)
+    assert (result.void, result.answer) == ("generator", "undecided")
+    assert result.cause == (
+        "the generator sent 40 requests/s where 10 were asked: it stood still and caught up"
+    )
+    # Few requests scatter: half a dozen may come twice as fast by chance.
+    few = profile(looks=1, sla=["e2el p50 2s"], seconds_per_rate=1)
+    assert judge_step(few, 10, [evenly(20, times(12))], NOTHING).void == ""
+
+
+@pytest.mark.parametrize("failed", [10, 37, 108])
+def test_failed_requests_weigh_as_many_intervals_as_others_have(failed: int) -> None:
+    """Sixty intervals of an answer must not drown the one request that failed."""
+    itl = profile(looks=1, sla=["itl p99 100ms"])
+    batch = [
+        row(i / 10, None) if i % (400 // failed) == 1 else row(i / 10, 700.0, itl_ms=[10.0] * 63)
+        for i in range(400)
+    ]
+    result = judge_step(itl, 10, [batch], NOTHING)
+    assert result.answer != "kept"
+    assert result.clauses[0].value is None, "the P99 lies among the failed"
+
+
+def test_what_gets_faster_is_undecided() -> None:
+    falling = [row(i / 10, 700.0 - i, tpot_ms=25.0) for i in range(600)]
+    result = judge_step(ONE_LOOK, 10, [falling], NOTHING)
+    assert (result.answer, result.steady) == ("undecided", False)
+    assert result.cause.startswith("perhaps no steady state: the start is not over (")
+
+
 def test_one_slow_look_is_enough() -> None:
     batches = [evenly(10, times(300)), evenly(8, times(300))]
     assert judge_step(profile(), 10, batches, NOTHING).void
@@ -278,7 +309,7 @@ def test_a_failed_request_is_infinitely_slow() -> None:
     batch = [row(0, 100), row(1, None), row(2, 50)]
     assert times_of(batch, "e2el").tolist() == [100, math.inf, 50]
     assert times_of(batch, "tpot").tolist() == [25, math.inf, 12.5]
-    assert times_of(batch, "itl").tolist() == [25] * 3 + [math.inf] + [12.5] * 3
+    assert times_of(batch, "itl").tolist() == [25] * 3 + [math.inf] * 3 + [12.5] * 3
 
 
 # -- the start, and drift --------------------------------------------------------------------
