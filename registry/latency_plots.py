@@ -136,7 +136,7 @@ def _percentiles(
     for clause in clauses:
         axes.axhline(clause.limit_ms, color=style.BLACK, linewidth=1.1, linestyle="--")
         axes.annotate(
-            f"limit of P{clause.percent:g}: {style.plain(clause.limit_ms)} ms",
+            f"limit of {clause.whose}P{clause.percent:g}: {style.plain(clause.limit_ms)} ms",
             (0, clause.limit_ms), (4, 3), xycoords=("axes fraction", "data"),
             textcoords="offset points", fontsize=9, zorder=6,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
@@ -207,7 +207,10 @@ def compared_by_rate(found: Mapping[str, LatencyEvidence]) -> Figure:
             style.at_the_top(axes, _lost(points, values), shape, look["color"], "")
         style.scale(axes, "y", seen)
         for clause in limits:
-            words = f"limit of {metric.upper()} P{clause.percent:g}: {clause.limit_ms:g} ms"
+            words = (
+                f"limit of {clause.whose}{metric.upper()} P{clause.percent:g}: "
+                f"{clause.limit_ms:g} ms"
+            )
             axes.axhline(clause.limit_ms, color=style.BLACK, linestyle="--", label=words)
         axes.set_ylabel(f"P{percent:g} of {metric.upper()}, ms")
     _rate_axis(panels, [point for one in found.values() for point in one.points])

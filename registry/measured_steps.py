@@ -17,7 +17,9 @@ from registry.evidence import REQUESTS, TIMELINE, LatencyEvidence, LoadPoint, re
 ALL_STEPS = 4
 """Up to so many steps, each is looked at; of more, those that decided."""
 
-_CLAUSE = re.compile(r"(ttft|tpot|itl|e2el) p(\d+(?:\.\d+)?) (\d+(?:\.\d+)?(?:e[+-]?\d+)?)ms")
+_CLAUSE = re.compile(
+    r"(?:(\w+) )?(ttft|tpot|itl|e2el) p(\d+(?:\.\d+)?) (\d+(?:\.\d+)?(?:e[+-]?\d+)?)ms"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class Clause:
     percent: float
     limit_ms: float
     text: str
+    scenario: str = ""
+
+    @property
+    def whose(self) -> str:
+        """The scenario that it is about, in front of other words."""
+        return f"{self.scenario} " if self.scenario else ""
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,17 @@ class Step:
 
 
 def clauses_of(evidence: LatencyEvidence) -> list[Clause]:
-    found = [(_CLAUSE.fullmatch(text), text) for text in evidence.sla]
-    return [Clause(m[1], float(m[2]), float(m[3]), text) for m, text in found if m is not None]
+    found = (clause_of(text) for text in evidence.sla)
+    return [clause for clause in found if clause is not None]
+
+
+def clause_of(text: str) -> Clause | None:
+    """From `[SCENARIO] METRIC pPERCENT LIMITms`, as evidence has it; None where it is none."""
+    found = _CLAUSE.fullmatch(text)
+    if found is None:
+        return None
+    scenario, metric, percent, limit_ms = found.groups()
+    return Clause(metric, float(percent), float(limit_ms), text, scenario or "")
 
 
 def read_steps(folder: Path, evidence: LatencyEvidence) -> list[Step]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.evidence import LoadPoint
+from registry.measured_steps import clause_of
 from registry.outcome import CandidateOutcome, GateResult, Verdict
 from registry.report_numbers import NONE, cost, megabytes, number, rate, short_ms
 
 CURVE_METRIC = re.compile(r"latency\.e2el_(p50|p90|p95|p99)_ms")
 USUAL_PERCENTILE = "p99"
-_CLAUSE = re.compile(r"(?:(\w+) )?(ttft|tpot|itl|e2el) p(\d+(?:\.\d+)?) ([\d.]+(?:e[+-]?\d+)?)ms")
 
 
 class Detail(BaseModel):
@@ -61,12 +61,11 @@ def percentile_of(sla: GateResult | None) -> str:
 
 def clause_words(text: str, limit: bool = True) -> str:
     """`e2el p99 2000ms` -> `E2EL P99 ≤ 2 s`, or `E2EL P99` without the limit."""
-    found = _CLAUSE.fullmatch(text)
-    if found is None:
+    clause = clause_of(text)
+    if clause is None:
         return text
-    scenario, metric, percent, limit_ms = found.groups()
-    what = f"{scenario + ' ' if scenario else ''}{metric.upper()} P{percent}"
-    return f"{what} ≤ {short_ms(float(limit_ms))}" if limit else what
+    what = f"{clause.whose}{clause.metric.upper()} P{clause.percent:g}"
+    return f"{what} ≤ {short_ms(clause.limit_ms)}" if limit else what
 
 
 # -- points and rates ------------------------------------------------------------------------

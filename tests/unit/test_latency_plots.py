@@ -178,6 +178,14 @@ def test_a_panel_for_each_metric_of_the_sla() -> None:
     assert ([4.0], [800.0]) in lines(figure.axes[0], "kept")
 
 
+def test_a_line_of_one_scenario_is_drawn_and_named() -> None:
+    sla = ["chat ttft p95 500ms", "report e2el p99 60000ms"]
+    one = point(4.0, 900.0, "kept", values={sla[0]: 40.0, sla[1]: 700.0})
+    figure = by_rate(evidence([one], sla=sla))
+    found = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert found == ["limit of chat P95: 500 ms", "limit of report P99: 60000 ms"]
+
+
 def test_without_an_sla_it_is_the_e2el_of_what_was_measured() -> None:
     figure = by_rate(evidence([point(4, 500, None), point(8, 700, None)], sla=[]))
     assert [axes.get_ylabel() for axes in figure.axes] == ["E2EL, ms"]
