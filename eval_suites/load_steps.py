@@ -152,6 +152,9 @@ def judge_step(
         if index >= crop or not row["ok"]
     ]
     alpha = (1 - profile.confidence) / looks
+    late = _late(profile, around.client_lag_ms)
+    if late and not _lost_anyway(profile, judged, alpha, around.client_lag_ms or 0.0):
+        return StepResult(answer="undecided", cause=late, void="generator", **known)
     clauses = tuple(_clause(profile, clause, judged, alpha) for clause in profile.sla)
     known |= {
         "cropped": len(rows) - len(judged),
@@ -209,16 +212,30 @@ def _void(
             f"the generator sent {fastest:.3g} requests/s where {rate:.3g} were asked: it stood "
             "still and caught up"
         )
+    return "", ""
+
+
+def _late(profile: LoadProfile, lag: float | None) -> str:
+    """Why the generator's own lateness may be what was measured; empty where it is not."""
     # TPOT is a mean over many intervals: a late clock moves only its two ends.
     limits = [clause.limit_ms for clause in profile.sla if clause.metric != "tpot"]
     tightest = min(limits, default=math.inf)
-    lag = around.client_lag_ms
-    if lag is not None and lag > LARGEST_LAG * tightest:
-        return "generator", (
-            f"the generator's own clock was {lag:.0f} ms late (P99), over {LARGEST_LAG:.0%} of "
-            f"the tightest limit"
-        )
-    return "", ""
+    if lag is None or lag <= LARGEST_LAG * tightest:
+        return ""
+    return (
+        f"the generator's own clock was {lag:.0f} ms late (P99), over {LARGEST_LAG:.0%} of "
+        "the tightest limit"
+    )
+
+
+def _lost_anyway(profile: LoadProfile, rows: Sequence[Row], alpha: float, lag: float) -> bool:
+    """Whether a line of the SLA is lost even where its limit is raised by the generator's lag."""
+    raised = [
+        clause.model_copy(update={"limit_ms": clause.limit_ms + lag})
+        for clause in profile.sla
+        if clause.metric != "tpot"
+    ]
+    return any(_clause(profile, one, rows, alpha).answer == "not kept" for one in raised)
 
 
 def _window(batches: Sequence[Sequence[Row]], crops: Sequence[int]) -> tuple[float, float] | None:

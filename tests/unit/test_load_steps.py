@@ -109,6 +109,16 @@ def test_a_generator_whose_own_clock_is_late_voids_the_step() -> None:
     )
 
 
+def test_what_is_lost_by_more_than_the_generators_lateness_is_lost() -> None:
+    slow = [row(i / 10, 30_000.0) for i in range(600)]
+    late = Around(client_lag_ms=250)
+    result = judge_step(ONE_LOOK, 10, [slow], late)
+    assert (result.void, result.answer) == ("", "not kept")
+    barely = [row(i / 10, 2100.0) for i in range(600)]
+    assert judge_step(ONE_LOOK, 10, [barely], late).void == "generator"
+    assert judge_step(ONE_LOOK, 10, [barely], NOTHING).answer == "not kept"
+
+
 def test_preemptions_are_named_where_nothing_is_steady() -> None:
     full = Around({"vllm:num_preemptions_total": 12.0})
     result = judge_step(ONE_LOOK, 10, [growing(600)], full)
