@@ -67,6 +67,8 @@ class ClauseResult:
     value: float | None
     bound: float | None
     over: int
+    n: int = 0
+    """Times that it was judged on."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def judge_step(
         return StepResult(answer="undecided", cause=f"perhaps no steady state: {unsteady}", **known)
     open_ones = [one for one in clauses if one.answer == "undecided"]
     if open_ones:
-        cause = "; ".join(f"{one.clause}: {one.over} of {len(judged)} over" for one in open_ones)
+        cause = "; ".join(f"{one.clause}: {one.over} of {one.n} over" for one in open_ones)
         return StepResult(answer="undecided", cause=cause, **known)
     return StepResult(answer="kept" if clauses else "undecided", **known)
 
@@ -355,6 +357,7 @@ def _clause(
         value if np.isfinite(value) else None,
         bound if np.isfinite(bound) else None,
         int((times > clause.limit_ms).sum()),
+        len(times),
     )
 
 

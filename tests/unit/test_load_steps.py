@@ -172,6 +172,15 @@ def test_a_line_of_one_scenario_looks_at_its_requests_only() -> None:
     ]  # fmt: skip
     result = judge_step(two, 10, [batch], NOTHING)
     assert result.answer == "kept", "a report may take 3 s"
+    assert [one.n for one in result.clauses] == [405, 135], "three quarters and one"
+    open_ones = profile(
+        looks=1, scenarios=two.scenarios, sla=["service e2el p99 2s"]
+    )  # fmt: skip
+    half = [
+        one | {"e2el_ms": 3000.0} if i in (101, 201, 301) else one for i, one in enumerate(batch)
+    ]
+    cause = judge_step(open_ones, 10, [half], NOTHING).cause
+    assert cause == "service e2el p99 2000ms: 3 of 405 over"
     assert within_sla(two, batch[0])
     assert not within_sla(two, batch[1] | {"e2el_ms": 3000.0})
     # A quarter of the requests are reports: four times as many show their line.
