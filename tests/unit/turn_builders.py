@@ -60,6 +60,7 @@ class Recording:
     queue_bench: QueueBench
     world: World
     version: str = "computed 1"
+    tool: str = "computed"
 
     def send(self, traffic: Traffic, batch: Batch, raw: Path) -> Sent:
         if self.world.dies_after == len(self.world.batches):
