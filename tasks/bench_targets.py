@@ -20,7 +20,7 @@ from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, UserError
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
-from tasks.bundles import bundle_named, weights_as_gated
+from tasks.bundles import as_served_here, bundle_named
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import tokenizer_of
@@ -57,13 +57,11 @@ class Target:
         return bool(self.bundle)
 
     def traffic(self, profile: LoadProfile, tokenizer: Path) -> Traffic:
-        return Traffic(
-            url=self.url,
-            model=self.model,
-            tokenizer=tokenizer,
-            sampling=profile.sampling.model_dump(mode="json"),
-            burstiness=profile.burstiness,
-            request_timeout=profile.request_timeout,
+        return Traffic.of(
+            profile,
+            self.url,
+            self.model,
+            tokenizer,
             count_words=self.count_words,
             exact_counts=self.ours,
         )
@@ -122,11 +120,7 @@ def url_target(url: str, model: str, api_key: str, tokenizer: Path | None) -> It
 @contextmanager
 def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
     """A server of the bundle, with the arguments that were gated. Raises as `VllmServer` does."""
-    if bundle.engine_version != engine_version():
-        LOG.warning("%s was made for %s %s; measured with %s", reference, bundle.engine,
-                    bundle.engine_version, engine_version())  # fmt: skip
-        bundle = bundle.model_copy(update={"engine_version": engine_version()})
-    weights_as_gated(bundle, reference)
+    bundle = as_served_here(bundle, reference)
     with ServedBundle(bundle) as served:
         LOG.info("starting a server of %s", reference)
         server = served.server

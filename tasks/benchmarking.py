@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY, LatencyEvidence, LoadPoint, read_summary, write_summary
 from registry.latency_plots import write_plots
 from registry.outcome import Verdict
-from registry.settings import settings
 from tasks.bench_targets import Target
-from tasks.engines import load_prompts
 from tasks.engines.engine_watch import reset_prefix_cache
 from tasks.engines.fixed_rates import Measuring, measure_rates
 from tasks.engines.guidellm_bench import GuidellmBench
@@ -31,6 +28,7 @@ from tasks.engines.load_prompts import FIRST_PROMPT, first_prompt, supply_of, wo
 from tasks.engines.load_run import LoadRun
 from tasks.engines.vllm_bench import VllmBench
 from tasks.hardware import price_of
+from tasks.measured_folders import default_folder, prompts_digest, put_aside
 from tasks.progress import LOG
 
 GENERATORS: dict[str, Callable[[str, Path], Any]] = {
@@ -79,7 +77,8 @@ def bench(
         )  # fmt: skip
     price, note = price_of(hardware, profile)
     profile, prompts_name = _with_prompts(profile, load, prompts)
-    folder = (out or _default_folder(profile, load, identity)).resolve()
+    told = {"profile": digest_of(profile), "target": identity}
+    folder = (out or default_folder("bench", load, told)).resolve()
     with opened as target, _alone_in(folder):
         _make_room(folder)
         if profile.search is None:
@@ -136,20 +135,11 @@ def fixed_verdict(points: list[LoadPoint]) -> Verdict:
     return Verdict.PASS if set(answers) == {"kept"} else Verdict.INCONCLUSIVE
 
 
-def _default_folder(profile: LoadProfile, load: str, identity: str) -> Path:
-    digest = digest_of({"profile": digest_of(profile), "target": identity})
-    return settings().home / "bench" / f"{short_name(load)}-{digest[:12]}"
-
-
 def _with_prompts(profile: LoadProfile, load: str, prompts: Path | None) -> tuple[LoadProfile, str]:
     """The profile as it is sent, and what tells its prompts from others. Raises `UserError`."""
-    if prompts is None and not profile.scenarios:
-        raise UserError.at(
-            "--prompts", "none are named, and the profile has no `scenarios`",
-            "name a JSONL file with `id` and `prompt` or `messages`",
-        )  # fmt: skip
+    digest = prompts_digest(profile, prompts)
     if prompts is None:
-        return profile, ""
+        return profile, digest
     of_one = [str(clause) for clause in profile.sla if clause.scenario is not None]
     if of_one:
         raise UserError.at(
@@ -157,7 +147,6 @@ def _with_prompts(profile: LoadProfile, load: str, prompts: Path | None) -> tupl
             f"{', '.join(of_one)}: prompts of a file belong to no scenario",
             "name a profile whose lines are about all requests",
         )
-    digest = digest_of(load_prompts.read_prompts(prompts))
     return profile.model_copy(update={"scenarios": {}}), digest
 
 
@@ -185,11 +174,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _make_room(folder: Path) -> None:
     """The folder, empty or with a search that was stopped; a finished one is put aside."""
     try:
-        if (folder / SUMMARY).exists():
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-            finished = folder.with_name(f"{folder.name}-until-{stamp}")
-            folder.rename(finished)
-            LOG.info("the finished measurement is now %s", finished)
+        put_aside(folder, SUMMARY)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError.at(folder, f"cannot be used: {error}", "name another with --out") from None

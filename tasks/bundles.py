@@ -15,7 +15,9 @@ from registry.promotion import current_champion, numbered_version
 from registry.provenance import engine_version
 from registry.settings import settings
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
+from registry.whole_files import write_whole
 from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
+from tasks.progress import LOG
 
 FEWEST_DIGITS = 8
 
@@ -26,9 +28,7 @@ def remember(bundle: Bundle) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{bundle.digest}.json"
     if not file.exists():
-        partial = file.with_suffix(".partial")
-        partial.write_text(bundle.model_dump_json(indent=1), encoding="utf-8")
-        partial.replace(file)
+        write_whole(file, bundle.model_dump_json(indent=1))
 
 
 def bundle_named(reference: str) -> Bundle:
@@ -125,6 +125,16 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
         bundle.num_speculative_tokens or 0,
     )
     return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}
+
+
+def as_served_here(bundle: Bundle, reference: str) -> Bundle:
+    """A bundle as this machine's engine serves it, its weights as gated. Raises `UserError`."""
+    if bundle.engine_version != engine_version():
+        LOG.warning("%s was made for %s %s; measured with %s", reference, bundle.engine,
+                    bundle.engine_version, engine_version())  # fmt: skip
+        bundle = bundle.model_copy(update={"engine_version": engine_version()})
+    weights_as_gated(bundle, reference)
+    return bundle
 
 
 def weights_as_gated(bundle: Bundle, reference: str) -> None:

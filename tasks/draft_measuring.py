@@ -25,18 +25,18 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY, LatencyEvidence, read_summary
 from registry.outcome import Verdict
 from registry.provenance import hardware_fingerprint
+from registry.whole_files import write_whole
 from tasks.draft_proof import DRAFT, DraftProof, prove_draft
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.fixed_rates import Measuring
 from tasks.engines.kept_rate import KeptRateSearch
-from tasks.engines.load_generator import Batch, LoadGenerator, Traffic
+from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import Prompts, first_prompt, read_prompts, supply_of
-from tasks.engines.load_run import LoadRun, Seen, Watch
+from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.measured_folders import begun, default_folder, measurable, prompts_digest
 from tasks.progress import LOG
 from tasks.serving import ServedBundle
-from tasks.turns import write_whole
 
 SEARCHES, TURNS = "searches", "turns"
 
@@ -203,14 +203,7 @@ class ServedSearch:
         supply = self.supplies.of(SEARCHES)
         with self.serve(bundle) as served:
             generator, server = served.load_generator, served.server
-            traffic = Traffic(
-                url=server.url.removesuffix("/v1"),
-                model=server.served_name,
-                tokenizer=bundle.target.path,
-                sampling=profile.sampling.model_dump(mode="json"),
-                burstiness=profile.burstiness,
-                request_timeout=profile.request_timeout,
-            )
+            traffic = Traffic.of(profile, server.url, server.served_name, bundle.target.path)
             watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
             of = Measuring(
                 bundle=bundle.digest,
@@ -219,28 +212,8 @@ class ServedSearch:
                 engine=f"{bundle.engine} {bundle.engine_version}",
                 price_per_hour=known_price(profile),
             )
-            run = LivingRun(traffic, generator, watch, folder / "raw", server.check_alive)
+            run = LoadRun(traffic, generator, watch, folder / "raw", server.check_alive)
             KeptRateSearch(profile, run, supply, folder, of, say=LOG.info).run()
-
-
-class LivingRun(LoadRun):
-    """A server that died is a fault of the machine and no rate that was not kept."""
-
-    def __init__(
-        self,
-        traffic: Traffic,
-        generator: LoadGenerator,
-        watch: Watch,
-        raw_dir: Path,
-        check_alive: Callable[[], None],
-    ) -> None:
-        super().__init__(traffic, generator, watch, raw_dir)
-        self.check_alive = check_alive
-
-    def send(self, seen: Seen, step: int, batch: Batch, expected_hits: float | None = None) -> None:
-        """Raises `InfrastructureError` too when the server did not survive the batch."""
-        super().send(seen, step, batch, expected_hits)
-        self.check_alive()
 
 
 def with_or_without(bundle: Bundle) -> str:

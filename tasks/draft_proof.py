@@ -29,6 +29,7 @@ from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.errors import Infeasible
 from registry.evidence import LatencyEvidence
+from registry.whole_files import write_whole
 from tasks.engines.greedy_agreement import (
     Agreement,
     Answer,
@@ -47,7 +48,6 @@ from tasks.turns import (
     Turns,
     compare_bundles,
     prompts_of_a_turn,
-    write_whole,
 )
 
 TOKENS = (1, 2, 3, 4, 5)

@@ -88,14 +88,7 @@ def measure_latency(
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
         generator, server = served.load_generator, served.server
-        traffic = Traffic(
-            url=server.url.removesuffix("/v1"),
-            model=server.served_name,
-            tokenizer=served.bundle.target.path,
-            sampling=profile.sampling.model_dump(mode="json"),
-            burstiness=profile.burstiness,
-            request_timeout=profile.request_timeout,
-        )
+        traffic = Traffic.of(profile, server.url, server.served_name, served.bundle.target.path)
         watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
         run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive,
                       lambda: reset_prefix_cache(traffic.url, server.api_key))  # fmt: skip

@@ -13,12 +13,11 @@ from recipes.loader import short_name
 from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.provenance import engine_version
 from registry.settings import settings
-from tasks.bundles import bundle_named, weights_as_gated
+from registry.whole_files import write_whole
+from tasks.bundles import as_served_here, bundle_named
 from tasks.engines.load_prompts import read_prompts
 from tasks.progress import LOG
-from tasks.turns import write_whole
 
 IDENTITY = "identity.json"
 
@@ -29,11 +28,7 @@ def begun(folder: Path, finished: str, identity: Mapping[str, Any]) -> Path:
     One that holds the file `finished` is put aside. Raises `UserError` where the folder holds
     another measurement that was stopped, or anything else.
     """
-    if (folder / finished).exists():
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        aside = folder.with_name(f"{folder.name}-until-{stamp}")
-        folder.rename(aside)
-        LOG.info("the finished measurement is now %s", aside)
+    put_aside(folder, finished)
     file = folder / IDENTITY
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +55,15 @@ def begun(folder: Path, finished: str, identity: Mapping[str, Any]) -> Path:
     return folder
 
 
+def put_aside(folder: Path, finished: str) -> None:
+    """Rename a folder that holds the file of a finished measurement."""
+    if (folder / finished).exists():
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+        aside = folder.with_name(f"{folder.name}-until-{stamp}")
+        folder.rename(aside)
+        LOG.info("the finished measurement is now %s", aside)
+
+
 def default_folder(kind: str, load: str, identity: Mapping[str, Any]) -> Path:
     return settings().home / kind / f"{short_name(load)}-{digest_of(identity)[:12]}"
 
@@ -78,10 +82,4 @@ def prompts_digest(profile: LoadProfile, prompts: Path | None) -> str:
 
 def measurable(reference: str) -> Bundle:
     """A bundle as this machine's engine serves it, its weights as gated. Raises `UserError`."""
-    bundle = bundle_named(reference)
-    if bundle.engine_version != engine_version():
-        LOG.warning("%s was made for %s %s; measured with %s", reference, bundle.engine,
-                    bundle.engine_version, engine_version())  # fmt: skip
-        bundle = bundle.model_copy(update={"engine_version": engine_version()})
-    weights_as_gated(bundle, reference)
-    return bundle
+    return as_served_here(bundle_named(reference), reference)

@@ -37,6 +37,7 @@ from registry.digests import digest_of
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LoadPoint
 from registry.provenance import hardware_fingerprint
+from registry.whole_files import write_whole
 from tasks.engines.load_evidence import load_point
 from tasks.engines.load_generator import Batch, LoadGenerator, Row, Traffic
 from tasks.engines.load_prompts import Prompts
@@ -182,14 +183,7 @@ class Turns:
     def _measure(self, name: str, identity: str, bundle: Bundle, asked: Asked) -> Turn:
         with self.serve(bundle) as served:
             generator, server = served.load_generator, served.server
-            traffic = Traffic(
-                url=server.url.removesuffix("/v1"),
-                model=server.served_name,
-                tokenizer=bundle.target.path,
-                sampling=self.profile.sampling.model_dump(mode="json"),
-                burstiness=self.profile.burstiness,
-                request_timeout=self.profile.request_timeout,
-            )
+            traffic = Traffic.of(self.profile, server.url, server.served_name, bundle.target.path)
             warmup = Batch(asked.warmup, asked.seed)
             load = Batch(asked.rows, asked.seed, self.rate)
             handed_over = server.metrics()
@@ -317,11 +311,4 @@ def write_rows(path: Path, turns: Sequence[Turn]) -> None:
     rows = [{**row, "turn": one.name, "bundle": one.bundle} for one in turns for row in one.rows]
     partial = path.with_suffix(".partial")
     pq.write_table(pa.Table.from_pylist(rows), partial)
-    partial.replace(path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is there as a whole or not at all, also after a kill."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -24,6 +24,7 @@ from registry.digests import digest_of
 from registry.errors import UserError
 from registry.evidence import REQUESTS, TIMELINE, LatencyEvidence, LoadPoint, write_summary
 from registry.outcome import Verdict
+from registry.whole_files import write_whole
 from tasks.engines.fixed_rates import Measuring, Say, settings_of, warm_up
 from tasks.engines.load_evidence import load_point, write_requests, write_timeline
 from tasks.engines.load_generator import Batch, Row
@@ -370,6 +371,4 @@ def _restored(stored: Mapping[str, Any]) -> Step:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, ensure_ascii=False))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from eval_suites.load import LoadProfile
+
 Row = dict[str, Any]
 
 
@@ -32,6 +34,29 @@ class Traffic:
     """The endpoint reports no usage: words of the answer stand for tokens."""
     exact_counts: bool = True
     """The endpoint is an engine of ours: its token counts must fit what was asked."""
+
+    @classmethod
+    def of(
+        cls,
+        profile: LoadProfile,
+        url: str,
+        model: str,
+        tokenizer: Path,
+        *,
+        count_words: bool = False,
+        exact_counts: bool = True,
+    ) -> Traffic:
+        """What a load profile asks of an endpoint; `url` with or without `/v1`."""
+        return cls(
+            url=url.removesuffix("/v1"),
+            model=model,
+            tokenizer=tokenizer,
+            sampling=profile.sampling.model_dump(mode="json"),
+            burstiness=profile.burstiness,
+            request_timeout=profile.request_timeout,
+            count_words=count_words,
+            exact_counts=exact_counts,
+        )
 
 
 @dataclass(frozen=True)

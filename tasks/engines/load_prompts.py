@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from eval_suites.load import LoadProfile, OutputLog, Scenario
 from registry.digests import digest_of
 from registry.errors import Problem, UserError
+from registry.whole_files import write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,9 +128,7 @@ def first_prompt(folder: Path) -> int:
     """
     file = folder / FIRST_PROMPT
     if not file.exists():
-        partial = file.with_suffix(".partial")
-        partial.write_text(str(secrets.randbits(32) << 24), encoding="utf-8")
-        partial.replace(file)
+        write_whole(file, str(secrets.randbits(32) << 24))
     try:
         return int(file.read_text(encoding="utf-8"))
     except ValueError:

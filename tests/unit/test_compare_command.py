@@ -14,7 +14,7 @@ from flows.bench_rendering import RATIOS, compare_text
 from flows.cli import app
 from registry.bundle import Bundle
 from registry.errors import InfrastructureError, UserError
-from tasks import comparing, measured_folders
+from tasks import bundles, comparing, measured_folders
 from tasks.comparing import Compared, compare
 from tasks.engines.load_prompts import word_tokenizer
 from tests.unit.turn_builders import World, bundle, written
@@ -31,8 +31,8 @@ def known_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
         return KNOWN[reference]
 
     monkeypatch.setattr(measured_folders, "bundle_named", named)
-    monkeypatch.setattr(measured_folders, "weights_as_gated", lambda bundle, reference: None)
-    monkeypatch.setattr(measured_folders, "engine_version", lambda: "1")
+    monkeypatch.setattr(bundles, "weights_as_gated", lambda bundle, reference: None)
+    monkeypatch.setattr(bundles, "engine_version", lambda: "1")
 
 
 def load(folder: Path, **changes: Any) -> str:

@@ -23,7 +23,7 @@ from registry.errors import InfrastructureError, UserError
 from registry.evidence import SUMMARY
 from registry.outcome import Verdict
 from registry.settings import settings
-from tasks import draft_measuring, draft_stage, latency, measured_folders
+from tasks import bundles, draft_measuring, draft_stage, latency, measured_folders
 from tasks.draft_measuring import Proved, ServedSearch, Supplies, measure_draft, prove, tokens_of
 from tasks.engines.load_prompts import word_tokenizer
 from tests.unit.load_builders import QueueBench
@@ -74,8 +74,8 @@ def _alive(served: FakeServed, world: SearchedWorld) -> FakeServed:
 def known_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"eagle@champion": EAGLE, "plain@champion": bundle("plain")}
     monkeypatch.setattr(measured_folders, "bundle_named", lambda reference: known[reference])
-    monkeypatch.setattr(measured_folders, "weights_as_gated", lambda bundle, reference: None)
-    monkeypatch.setattr(measured_folders, "engine_version", lambda: "0")
+    monkeypatch.setattr(bundles, "weights_as_gated", lambda bundle, reference: None)
+    monkeypatch.setattr(bundles, "engine_version", lambda: "0")
     monkeypatch.setattr(draft_stage, "engine_version", lambda: "0")
 
 
