@@ -37,6 +37,11 @@ class Settings(BaseSettings):
         default="",
         description="MLflow tracking URI. Empty: SQLite under PILOTAGE_HOME.",
     )
+    ledger_uri: str = Field(
+        default="",
+        description="Database URL of the ledger. Empty: the tracking database; needed where "
+        "PILOTAGE_MLFLOW_URI is a server's, which lets nobody into its database.",
+    )
     teacher_api_key: SecretStr = Field(
         default=SecretStr(""),
         description="API key sent to a teacher that is reached by URL. Never logged.",
@@ -117,4 +122,5 @@ def settings() -> Settings:
         raise UserError.at(
             f"PILOTAGE_HOME={loaded.home}", str(error), "name a folder that can be written"
         ) from None
-    return loaded.model_copy(update={"home": home})
+    loaded = loaded.model_copy(update={"home": home})
+    return loaded.model_copy(update={"ledger_uri": loaded.ledger_uri or loaded.tracking_uri})
