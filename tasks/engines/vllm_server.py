@@ -8,7 +8,6 @@ argument is wrong), or nothing, which the server reports as an `InfrastructureEr
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import shutil
@@ -22,32 +21,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
+from registry.serve_words import FIXED_ENV as FIXED_ENV
+from registry.serve_words import FOREIGN_ENV, serve_words, served_env
+from registry.serve_words import LOOPBACK_ENV as LOOPBACK_ENV
 from registry.settings import settings
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, wait_until
-
-PLAIN_FLAGS = frozenset(
-    {
-        "headless",
-        "grpc",
-        "data-parallel-multi-port-external-lb",
-        "disable-log-stats",
-        "aggregate-engine-logging",
-    }
-)
-"""The flags of `vllm serve` 0.32 that have no `--no-` form; all other booleans have one."""
-
-FIXED_ENV = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "DO_NOT_TRACK": "1",
-}
-"""Set for every managed server: no hub, no telemetry. A recipe cannot turn it round."""
-
-LOOPBACK_ENV = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
-"""Where vLLM's own processes meet. A recipe for several nodes may say otherwise."""
 
 PORT_TRIES = 3
 
@@ -71,42 +50,17 @@ def command(
     num_speculative_tokens: int = 0,
     host: str = "127.0.0.1",
 ) -> list[str]:
-    """The exact `vllm serve` command of a bundle; the API key is in VLLM_API_KEY, not here.
-
-    `engine_args` are vLLM's by their own names without `--`: true is the flag alone, false its
-    `--no-` form, null leaves vLLM's default, a mapping is JSON, a list is several words (vLLM
-    reads lists with `nargs="+"`; a mapping inside a list is JSON again).
-    """
-    words = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
-    words += ["--host", host, "--port", str(port), "--served-model-name", served_name]
-    for name, value in engine_args.items():
-        words += _argument(name, value)
-    if draft is not None:
-        if num_speculative_tokens < 1:
-            raise ValueError("a draft needs num_speculative_tokens >= 1")
-        speculative = {
-            "method": "eagle3",
-            "model": str(draft),
-            "num_speculative_tokens": num_speculative_tokens,
-        }
-        words += ["--speculative-config", json.dumps(speculative)]
-    return words
-
-
-def _argument(name: str, value: Any) -> list[str]:
-    if value is None:
-        return []
-    if value is True:
-        return [f"--{name}"]
-    if value is False:
-        return [] if name in PLAIN_FLAGS else [f"--no-{name}"]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [f"--{name}", *(_word(item) for item in value)]
-    return [f"--{name}", _word(value)]
-
-
-def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
+    """The exact `vllm serve` command of a bundle, as `registry.serve_words` spells it."""
+    words = serve_words(
+        str(target),
+        served_name,
+        engine_args,
+        port,
+        str(draft) if draft is not None else None,
+        num_speculative_tokens,
+        host,
+    )
+    return [str(python), "-m", "vllm.entrypoints.cli.main", *words]
 
 
 # -- why it died -----------------------------------------------------------------------------
@@ -266,7 +220,7 @@ class VllmServer:
         self.kv_cache_tokens: int | None = None
         self.engine_version = ""
         self._engine_args = dict(engine_args or {})
-        self._env = {**LOOPBACK_ENV, **(env or {}), **FIXED_ENV, "VLLM_API_KEY": self.api_key}
+        self._env = {**served_env(env or {}), "VLLM_API_KEY": self.api_key}
         self._num_speculative_tokens = num_speculative_tokens
         self._python = python or settings().serve_python
         self._where = where
@@ -393,7 +347,7 @@ class VllmServer:
             log=self.log,
             env=self._env,
             cwd=self.log.parent,
-            without=("VLLM_", "OMP_", "KMP_"),
+            without=FOREIGN_ENV,
         )
         tree.start()
         self._tree = tree
