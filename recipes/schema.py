@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from recipes.serve_rules import argument_problems, variable_problems
+from registry.digests import canonical_json
+
 
 class Written(BaseModel):
     """Base of what people write: no unknown keys, frozen once read."""
@@ -252,19 +255,23 @@ class ServeRecipe(Written):
 
     @field_validator("engine_args")
     @classmethod
-    def _not_ours(cls, args: dict[str, Any]) -> dict[str, Any]:
-        ours = {
-            *("model", "host", "port", "api-key", "served-model-name", "speculative-config"),
-            # What these name lies outside the bundle's digest, or stays off for safety.
-            *("tokenizer", "config", "chat-template", "trust-remote-code", "hf-token"),
-        }
-        taken = sorted(ours & set(args))
-        if taken:
-            raise ValueError(f"set by the project, not by a recipe: {', '.join(taken)}")
-        odd = sorted(name for name in args if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name))
-        if odd:
-            raise ValueError(f"write arguments as on the command line, without --: {odd}")
+    def _within_the_digest(cls, args: dict[str, Any]) -> dict[str, Any]:
+        problems = argument_problems(args)
+        if problems:
+            raise ValueError("; ".join(problems))
+        try:
+            canonical_json(args)
+        except TypeError as error:
+            raise ValueError(f"cannot be written as JSON: {error}") from None
         return args
+
+    @field_validator("env")
+    @classmethod
+    def _no_redirection(cls, env: dict[str, str]) -> dict[str, str]:
+        problems = variable_problems(env)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return env
 
 
 # -- the machine -----------------------------------------------------------------------------

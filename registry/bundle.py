@@ -2,17 +2,20 @@
 
 The digest covers the contents of target and draft (weights, quantization, tokenizer and chat
 template lie in the target's folder), the engine with its version, its arguments and environment.
-Where the folders lie does not count.
+Where the folders lie does not count, nor do file times, names given for people, the order of
+keys, or where the draft and the target come from (`root`). What an argument or a variable would
+bring in from outside of all this is refused where recipes are read (`recipes/serve_rules.py`).
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from registry.digests import digest_of
+from registry.digests import canonical_json, digest_of
 from registry.settings import settings
 
 
@@ -28,8 +31,10 @@ class Part(BaseModel):
 
     @property
     def path(self) -> Path:
-        """The folder in this machine's store."""
-        return settings().store_dir / self.stage / self.key / "files" / self.below
+        """The folder in this machine's store, or what was fetched because the store lacks it."""
+        stored = settings().store_dir / self.stage / self.key / "files" / self.below
+        fetched = settings().downloads_dir / self.digest
+        return fetched if fetched.is_dir() and not stored.is_dir() else stored
 
 
 class Bundle(BaseModel):
@@ -45,6 +50,17 @@ class Bundle(BaseModel):
     engine_version: str
     engine_args: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
+    root: str = Field(
+        default="",
+        description="Digest of the merged student that target and draft come from; empty: not "
+        "known, or no student. Not part of the digest.",
+    )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _in_one_order(cls, args: dict[str, Any]) -> dict[str, Any]:
+        # An engine may let a later argument win. The digest knows no order, so there is one only.
+        return dict(json.loads(canonical_json(args)))
 
     @property
     def digest(self) -> str:

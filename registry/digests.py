@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from decimal import Decimal
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from registry.errors import UserError
 
 
 def canonical_json(value: Any) -> str:
@@ -37,8 +40,29 @@ def digest_of_file(path: Path) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below `folder`, in a fixed order."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Every file below `folder`, hidden ones too, in a fixed order; empty where there is none.
+
+    A link to a file counts as that file. Empty folders do not count. Raises `UserError` for what
+    a program would read and no digest would see: a link to a folder, a broken link, a device, a
+    folder that cannot be read, a name that is not UTF-8.
+    """
+    if not folder.is_dir():
+        return []
+    found = []
+    for root, folders, names in os.walk(folder, onerror=_unreadable):
+        # `os.walk` does not go into linked folders; they must not go by unseen either.
+        linked = [name for name in folders if Path(root, name).is_symlink()]
+        for path in (Path(root, name) for name in [*names, *linked]):
+            if not path.is_file():
+                raise UserError.at(
+                    path,
+                    "is a link to a folder, a broken link or a device",
+                    "put a copy of the content in its place",
+                )
+            if not _is_utf8(str(path)):
+                raise UserError.at(ascii(str(path)), "its name is not UTF-8", "rename it")
+            found.append(path)
+    return sorted(found)
 
 
 def digest_of_listing(listing: Mapping[str, str]) -> str:
@@ -52,6 +76,18 @@ def digest_of_folder(folder: Path, names: Iterable[Path] | None = None) -> str:
     return digest_of_listing(
         {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
     )
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError.at(error.filename, f"cannot be read: {error.strerror}", "make it readable")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

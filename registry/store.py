@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from registry.artifacts import ArtifactRef, FileEntry, Manifest, Stage
 from registry.digests import digest_of_file, digest_of_listing, files_below
-from registry.errors import InfrastructureError
+from registry.errors import InfrastructureError, UserError
 
 MANIFEST = "manifest.json"
 
@@ -221,7 +221,10 @@ class Store:
         if manifest.key != stage.key:
             raise Absent(f"{name}: manifest is of another key")
         files = folder / "files"
-        present = {path.relative_to(files).as_posix(): path for path in files_below(files)}
+        try:
+            present = {path.relative_to(files).as_posix(): path for path in files_below(files)}
+        except UserError as error:
+            raise Absent(f"{name}: {error.problems[0].where} {error.problems[0].what}") from None
         if set(present) != set(manifest.files):
             odd = sorted(set(present) ^ set(manifest.files))
             raise Absent(f"{name}: files differ from the manifest ({', '.join(odd[:3])})")

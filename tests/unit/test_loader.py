@@ -115,7 +115,7 @@ def test_a_bad_assignment_is_named(assignment: str) -> None:
 
 def test_arguments_that_the_project_sets_itself() -> None:
     content = {"kind": "serve", "description": "d", "engine_args": {"port": 1, "max-model-len": 2}}
-    with pytest.raises(UserError, match="set by the project, not by a recipe: port"):
+    with pytest.raises(UserError, match="port: is set by the project, not by a recipe"):
         loader.validate(content, "serve", ServeRecipe, source="x")
 
 
