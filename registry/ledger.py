@@ -25,6 +25,7 @@ from registry.ledger_lines import (
     NO_HASH,
     TAG_HEAD,
     TAG_LENGTH,
+    Action,
     Broken,
     Draft,
     Entry,
@@ -48,6 +49,7 @@ __all__ = [
     "NO_HASH",
     "TAG_HEAD",
     "TAG_LENGTH",
+    "Action",
     "Broken",
     "Draft",
     "Entry",
@@ -63,7 +65,7 @@ __all__ = [
 
 TABLE = "pilotage_ledger"
 
-_SETTING = "PILOTAGE_LEDGER_DATABASE"
+_SETTING = "PILOTAGE_LEDGER_URI"
 _BUSY_WAIT = 60.0
 """Seconds to wait for SQLite's one writer; MLflow writes into the same file."""
 _POLL = 0.1
@@ -131,6 +133,14 @@ class Ledger:
         """Its lines in order. Raises `LedgerDamaged` where a row is not a line any more."""
         return list(self._lines(model))
 
+    def hash_of(self, model: str, sequence: int) -> str | None:
+        """Hash of the line with this number, as stored; None where there is none."""
+        if not self._exists():
+            return None
+        asked = f"SELECT hash FROM {TABLE} WHERE model = :model AND sequence = :sequence"
+        found = self._rows(asked, model=model, sequence=sequence)
+        return str(found[0][0]) if found else None
+
     def models(self) -> list[str]:
         """Every model that has a line."""
         if not self._exists():
@@ -153,7 +163,7 @@ class Ledger:
                 raise LedgerDamaged(f"ledger of {model}", broken)
             yield parsed(row["body"], row["hash"])
 
-    def _rows(self, question: str, **values: str) -> list[tuple]:
+    def _rows(self, question: str, **values: str | int) -> list[tuple]:
         from sqlalchemy import text
 
         with self._asking("read the ledger"), self._engine.connect() as asked:

@@ -8,6 +8,7 @@ line, kept outside of the table, as tags of the registered model in MLflow.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -156,7 +157,7 @@ def anchor_of(tags: Mapping[str, str], model: str) -> Head | None:
     if TAG_LENGTH not in tags or TAG_HEAD not in tags:
         return None
     length, head = tags[TAG_LENGTH], tags[TAG_HEAD]
-    if not (length.isascii() and length.isdecimal() and len(length) < 10) or len(head) != 64:
+    if not re.fullmatch("[0-9]{1,9}", length) or not re.fullmatch("[0-9a-f]{64}", head):
         raise UserError.at(
             f"models:/{model}",
             f"its tags {TAG_LENGTH}={length!r} and {TAG_HEAD}={head!r} are no anchor of a ledger",
@@ -211,8 +212,6 @@ def _first_break(lines: list[Entry], anchor: Head | None) -> Broken | None:
         wrong = misplaced(place, entry.sequence)
         if wrong:
             return wrong
-        if entry.model != lines[0].model:
-            return Broken(place, f"belongs to another model, {entry.model!r}")
         if entry.previous != last:
             # A line whose hash is named elsewhere is as it was written; the one before is not.
             named = anchor is not None and anchor.hash == entry.hash
@@ -222,6 +221,8 @@ def _first_break(lines: list[Entry], anchor: Head | None) -> Broken | None:
                     place - 1, f"was changed and hashed anew: line {place} names another hash"
                 )
             return Broken(place, f"does not follow line {place - 1}: it names another hash")
+        if entry.model != lines[0].model:
+            return Broken(place, f"belongs to another model, {entry.model!r}")
         last = entry.hash
     return None
 
