@@ -325,13 +325,35 @@ class Candidate(Written):
     draft: bool = False
 
 
-class Promotion(Written):
-    """What happens to the best passing candidate."""
+Axis = Literal["accuracy", "kept_rate", "latency", "memory", "cost"]
+"""What passing candidates are compared by; `kept_rate` of a search, `latency` of fixed rates."""
 
-    objective: Literal["fastest", "most_accurate", "smallest"] = "fastest"
+
+class Promotion(Written):
+    """What happens to the best passing candidate: by one objective, or by weights over several."""
+
+    objective: Literal["fastest", "most_accurate", "cheapest", "smallest", "weights"] = "fastest"
+    weights: dict[Axis, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="In proportion: with accuracy 4 and kept_rate 1, 1 % of accuracy is worth 4 % "
+        "of rate.",
+    )
     first_release: bool = Field(
         default=False, description="May go on where no version of the model was ever promoted."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_alone(cls, written: object) -> object:
+        if isinstance(written, dict) and written.get("weights") and "objective" not in written:
+            return {**written, "objective": "weights"}
+        return written
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Promotion:
+        if (self.objective == "weights") != bool(self.weights):
+            raise ValueError("give either an `objective` or `weights`, which must not be empty")
+        return self
 
 
 class ProveDraft(Written):

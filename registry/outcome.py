@@ -152,12 +152,59 @@ class CandidateOutcome(Result):
     target: str = Field(default="", description="Digest of the target weights.")
     draft: bool = Field(default=False, description="Served with its EAGLE3 draft on.")
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")
+    draft_bytes: int | None = Field(
+        default=None, description="Bytes of the draft's weights; null: no draft, or not known."
+    )
     engines: dict[str, str] = Field(
         default_factory=dict, description="What measured it, by kind of evidence."
     )
     evidence: dict[str, str] = Field(
         default_factory=dict, description="Digest of each evidence folder, by kind."
     )
+
+
+class Measure(Result):
+    """A candidate's number on one axis and its interval; differences within it are noise."""
+
+    value: float | None = Field(description="Null: not measured.")
+    low: float | None = Field(default=None, description="End of the interval; null: open.")
+    high: float | None = Field(default=None, description="The other end; exact: both the value.")
+
+
+class ComparedAxis(Result):
+    """One thing by which candidates that passed are compared."""
+
+    key: Literal["accuracy", "kept_rate", "latency", "memory", "cost"]
+    label: str
+    better: Literal["higher", "lower"]
+    values: dict[str, Measure] = Field(description="By candidate.")
+
+
+class Selection(Result):
+    """Which of the candidates that passed was chosen, and why the others were not.
+
+    One dominates another when it is at least as good on every axis and better on one beyond the
+    noise of both. The front is who is dominated by nobody.
+    """
+
+    objective: str = Field(description="As in the recipe; `weights` where those decide.")
+    weights: dict[str, float] = Field(default_factory=dict, description="Sum 1.")
+    axes: list[ComparedAxis] = Field(default_factory=list)
+    front: list[str] = Field(default_factory=list, description="Names in the recipe's order.")
+    dominated: dict[str, list[str]] = Field(default_factory=dict, description="By whom.")
+    nearly: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="No better than these on any axis, but worse only within the noise.",
+    )
+    scores: dict[str, Measure] = Field(
+        default_factory=dict, description="With weights; 1 would be the best on every axis."
+    )
+    equal: list[str] = Field(
+        default_factory=list, description="Others on the front that may be as good as the chosen."
+    )
+    chosen: str | None = None
+    reason: str = Field(description="One sentence, with the numbers.")
+    notes: list[str] = Field(default_factory=list, description="Axes left out, ties.")
 
 
 class Champion(Result):
@@ -194,6 +241,9 @@ class ReleaseOutcome(Result):
     champion: Champion | None = Field(default=None, description="After this release.")
     previous: Champion | None = Field(default=None, description="The version it replaced.")
     candidates: list[CandidateOutcome]
+    selection: Selection | None = Field(
+        default=None, description="Who was chosen among those that passed; null: an older release."
+    )
     stages: list[StageOutcome] = Field(default_factory=list)
     notes: list[str] = Field(
         default_factory=list,

@@ -106,3 +106,16 @@ def share(value: float | None) -> str:
 def cost(value: float | None) -> str:
     """In the currency of the hardware file, with three digits and no exponent."""
     return NONE if value is None else format(Decimal(f"{value:.3g}"), ",f")
+
+
+def measured(value: float | None, key: str) -> str:
+    """A number on one axis of a selection, in the axis's unit."""
+    if value is None:
+        return NONE
+    if key == "kept_rate":
+        return f"{rate(value)} requests/s"
+    if key == "latency":
+        return short_ms(value)
+    if key == "memory":
+        return megabytes(round(value))
+    return cost(value) if key == "cost" else number(value)

@@ -9,13 +9,15 @@ from pathlib import Path
 from eval_suites.draft_gate import DraftEvidence, with_draft_gate
 from eval_suites.gates import judge_all
 from eval_suites.policy import Policy
+from eval_suites.selection import choose
 from eval_suites.verdicts import reasons_of, verdict_of
+from recipes.schema import Promotion
 from registry.artifacts import ArtifactRef
-from registry.bundle import Bundle
+from registry.bundle import Bundle, Part
 from registry.errors import UserError
 from registry.evidence import SUMMARY
 from registry.evidence_folders import CandidateEvidence
-from registry.outcome import CandidateOutcome, GateResult, Verdict
+from registry.outcome import CandidateOutcome, GateResult, Selection, Verdict
 from tasks.draft_proof import DRAFT
 from tasks.progress import LOG
 
@@ -143,39 +145,44 @@ def _outcome(
         kept_rate=evidence.latency.kept_rate if evidence.latency else None,
         target=measured.bundle.target.digest,
         draft=measured.draft,
-        size_bytes=sum(
-            path.stat().st_size for path in measured.bundle.target.path.glob("*.safetensors")
-        ),
+        size_bytes=_weights(measured.bundle.target),
+        draft_bytes=_weights(measured.bundle.draft) if measured.bundle.draft else None,
         engines={part.kind: part.engine for part in parts if part is not None},
         evidence={kind: ref.digest for kind, ref in measured.refs().items()},
     )
 
 
+def selected(
+    candidates: Sequence[CandidateOutcome],
+    promotion: Promotion,
+    rate: float | None,
+    incumbent: str | None = None,
+) -> Selection:
+    """Which candidate the release's recipe picks, and why; see `eval_suites.selection`.
+
+    `rate` in requests/s is where fixed rates are compared; `incumbent` the champion's bundle.
+    """
+    selection = choose(
+        candidates,
+        promotion.objective,
+        weights={str(axis): weight for axis, weight in promotion.weights.items()},
+        rate=rate,
+        incumbent=incumbent,
+    )
+    LOG.info("%s", selection.reason)
+    return selection
+
+
 def select(
     candidates: Sequence[CandidateOutcome], objective: str, rate: float | None
 ) -> str | None:
-    """Name of the best passing candidate, or None when none passed.
+    """Name of the candidate that `selected` picks without a champion, or None."""
+    return choose(candidates, objective, rate=rate).chosen
 
-    `fastest`: the highest kept rate where it was searched, else the lowest P99 E2EL at `rate`
-    requests/s; `most_accurate`: highest mean over its
-    accuracy metrics; `smallest`: fewest bytes of weights. Ties go to the earlier candidate.
-    """
-    passed = [candidate for candidate in candidates if candidate.verdict is Verdict.PASS]
-    if not passed:
-        return None
 
-    def cost(candidate: CandidateOutcome) -> float:
-        if objective == "most_accurate":
-            known = [value for value in candidate.metrics.values() if value is not None]
-            return -sum(known) / len(known) if known else float("inf")
-        if objective == "smallest":
-            return float(candidate.size_bytes or float("inf"))
-        if candidate.kept_rate is not None:
-            return -(candidate.kept_rate[0] or 0.0)
-        times = [point.e2el_ms.get("p99") for point in candidate.latency if point.rate == rate]
-        return times[0] if times and times[0] is not None else float("inf")
-
-    return min(passed, key=cost).name
+def _weights(part: Part) -> int:
+    """Bytes of the weights in its folder."""
+    return sum(path.stat().st_size for path in part.path.glob("*.safetensors"))
 
 
 def _because(reasons: list[str]) -> str:

@@ -1,4 +1,7 @@
-"""Mistakes of a release that only show when its files are seen together. Pure."""
+"""Mistakes of a release that only show when its files are seen together.
+
+Pure, but for the price of the hardware that the load profile names, which is read from its file.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from eval_suites.schema import AccuracySuite, LoadProfile, Policy
 from recipes.schema import FilePrompts, QuantizeRecipe, ReleaseRecipe
 from registry.errors import Problem
 from tasks.engines.fixed_rates import requests_of
+from tasks.hardware import known_price
 
 
 def mismatches(
@@ -22,6 +26,7 @@ def mismatches(
 ) -> list[Problem]:
     """What does not fit; `draft_load` is the profile of `prove_draft`."""
     problems = _draft_mismatches(release, policy, draft_load)
+    problems += _objective_mismatches(release, load)
     asked = release.prompts.sizes["eval"]
     if asked < suite.items:
         problems.append(
@@ -110,6 +115,44 @@ def mismatches(
                 f"plans {', '.join(map(str, looks))} items, suite {release.accuracy!r} asks "
                 f"{suite.items}",
                 "set `accuracy.items` to one of them",
+            )
+        )
+    return problems
+
+
+def _objective_mismatches(release: ReleaseRecipe, load: LoadProfile) -> list[Problem]:
+    """What the objective needs and the load test will not measure: found before a night of it."""
+    promotion = release.promotion
+    asked = set(promotion.weights) or ({"cost"} if promotion.objective == "cheapest" else set())
+    where = f"release {release.model}: promotion." + (
+        "weights" if promotion.weights else "objective"
+    )
+    problems = []
+    if load.search is None and asked & {"kept_rate", "cost"}:
+        what = " and ".join(sorted(asked & {"kept_rate", "cost"}))
+        problems.append(
+            Problem(
+                where,
+                f"needs {what}, and load profile {release.load!r} has no search: at fixed rates "
+                "every candidate is paid for the same load",
+                "name a profile with `search`, or weigh `latency`",
+            )
+        )
+    if load.search is not None and "latency" in asked:
+        problems.append(
+            Problem(
+                where,
+                f"weighs latency, and load profile {release.load!r} searches its rates, so no two "
+                "candidates are measured at the same",
+                "weigh `kept_rate`, or name a profile with fixed rates",
+            )
+        )
+    if "cost" in asked and known_price(load) is None:
+        problems.append(
+            Problem(
+                where,
+                f"needs costs, and hardware {load.hardware!r} has no `price_per_hour`",
+                f"write one into recipes/hardware/{load.hardware}.yaml, or take another objective",
             )
         )
     return problems

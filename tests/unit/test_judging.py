@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval_suites.loader import load_policy
+from recipes.schema import Promotion
+from registry.bundle import Bundle, Part
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, Verdict
-from tasks.judging import select
+from tasks.judging import Measured, judge_candidates, select, selected
 
 
 def candidate(name: str, verdict: Verdict, p99: float | None, hit: float, size: int) -> Any:
@@ -55,3 +60,34 @@ def test_the_objective_picks_among_those_that_passed(objective: str, chosen: str
 
 def test_nothing_passed() -> None:
     assert select(CANDIDATES[:1], "fastest", 2.0) is None
+
+
+def test_the_recipes_promotion_decides_and_the_champion_is_known() -> None:
+    weighed = Promotion.model_validate({"weights": {"memory": 1}})
+    assert selected(CANDIDATES, weighed, 2.0).chosen == "int4"
+    fastest = selected(CANDIDATES, Promotion(), 2.0, incumbent="bf16")
+    assert fastest.chosen == "int8"
+    assert fastest.reason.startswith("int8 was chosen as the fastest of 4 that passed")
+
+
+def test_weights_of_target_and_draft_are_counted(home: Path) -> None:
+    for stage, size in (("quantize", 30), ("draft", 7)):
+        folder = home / "store" / stage / "key" / "files"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"x" * size)
+        (folder / "config.json").write_bytes(b"{}")
+    bundle = Bundle(
+        name="int8-eagle3",
+        target=Part(stage="quantize", key="key", digest="t"),
+        draft=Part(stage="draft", key="key", digest="d"),
+        engine_version="0",
+    )
+    measured = Measured("int8-eagle3", digest="b", bundle=bundle, draft=True)
+    (outcome,) = judge_candidates(load_policy("demo"), [measured], {"student": measured})
+    assert (outcome.size_bytes, outcome.draft_bytes) == (30, 7)
+    (plain,) = judge_candidates(
+        load_policy("demo"),
+        [dataclasses.replace(measured, bundle=bundle.model_copy(update={"draft": None}))],
+        {"student": measured},
+    )
+    assert plain.draft_bytes is None
