@@ -20,11 +20,13 @@ from recipes.schema import ServeRecipe, TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
 from registry.digests import digest_of, digest_of_listing
+from registry.draft_binding import check_binding, lineage_root
 from registry.errors import Infeasible, InfrastructureError
 from registry.evidence import ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
+from tasks.engines.draft_vocab import check_draft
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
 from tasks.stages import TASK_OPTIONS, artifact_of, make, store
@@ -69,7 +71,18 @@ def part_of(stage: Stage, below: str = "") -> Part:
 
 
 def bundle_of(name: str, target: Part, draft: Part | None, config: dict[str, Any]) -> Bundle:
-    return Bundle(name=name, target=target, draft=draft, engine_version=engine_version(), **config)
+    """Raises `StageFailed` where the draft is not one for this target."""
+    if draft is not None:
+        check_binding(draft, target, store().root)
+        check_draft(draft.path, target.path)
+    return Bundle(
+        name=name,
+        target=target,
+        draft=draft,
+        engine_version=engine_version(),
+        root=lineage_root(target, store().root),
+        **config,
+    )
 
 
 class ServedBundle:

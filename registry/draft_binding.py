@@ -1,0 +1,342 @@
+"""A draft serves the targets that were made from the student it was trained for, and no other.
+
+Three witnesses are asked, and everything that any of them says against the pair is told:
+
+* the manifests: draft and target name the same merged student, by the digest of its content;
+* the configs: vocabulary, hidden size and auxiliary layers of the draft fit the target;
+* the weights: the draft's own copy of the student's embeddings is the target's, and its input
+  layer is as wide as the target's hidden states are.
+
+A downloaded version has no manifests; then the other two speak. The vocabulary map's content is
+checked where the draft is made (`tasks/engines/draft_vocab.py`); the digest keeps it since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from registry.artifacts import Manifest
+from registry.bundle import Bundle, Part
+from registry.digests import digest_of_file
+from registry.errors import Problem, StageFailed, UserError
+from registry.evidence import LatencyEvidence
+from registry.lineage import digest_below
+from registry.settings import settings
+from registry.store import MANIFEST
+
+STUDENT_STAGE = "distill"
+MERGED = "merged"
+AUX_LAYERS = 3
+"""Hidden states that an EAGLE3 draft is fed with."""
+
+REMEDY = "train a draft for this target's own student; a draft fits no other model"
+
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tekken.json")
+_NOT_TOKENS = ("version", "truncation", "padding")
+"""Sections of tokenizer.json that give no token another number."""
+
+
+@dataclass(frozen=True)
+class Student:
+    """The lineage root: an artifact of stage `distill`, and the digest of its content."""
+
+    key: str
+    digest: str
+
+
+def check_binding(draft: Part, target: Part, store_root: Path) -> None:
+    """Raise `StageFailed` with every reason why the draft is not one for this target."""
+    problems = lineage_problems(draft, target, store_root)
+    problems += folder_problems(_folder(draft, store_root), _folder(target, store_root))
+    if problems:
+        where = f"draft {draft.key[:12]} for {target.stage} {target.key[:12]}"
+        raise StageFailed([Problem(where, problem, REMEDY) for problem in problems])
+
+
+def binding_problems(bundle: Bundle) -> list[str]:
+    """What speaks against a bundle's pair; empty for one that fits, and without a draft.
+
+    What the store no longer records of the pair is not asked (a downloaded version).
+    """
+    if bundle.draft is None:
+        return []
+    root = settings().store_dir
+    recorded = all(_manifest(part, root) for part in (bundle.draft, bundle.target))
+    lineage = lineage_problems(bundle.draft, bundle.target, root) if recorded else []
+    return lineage + folder_problems(bundle.draft.path, bundle.target.path)
+
+
+def acceptance_record(evidence: LatencyEvidence) -> float | None:
+    """Mean tokens per target step of the pair that was measured, over all its answered requests.
+
+    None where no load point says any: nobody knows then whether the draft does anything.
+    """
+    told = [
+        (point.acceptance_length, point.ok)
+        for point in evidence.points
+        if point.acceptance_length is not None and point.ok > 0
+    ]
+    answered = sum(ok for _, ok in told)
+    return sum(length * ok for length, ok in told) / answered if answered else None
+
+
+# -- the manifests ---------------------------------------------------------------------------
+
+
+def lineage_root(part: Part, store_root: Path) -> str:
+    """Digest of the folder of the merged student behind a part; empty where none is recorded."""
+    student = student_of(part, store_root)
+    if student is None:
+        return ""
+    manifest = _read(store_root / STUDENT_STAGE / student.key / MANIFEST)
+    if manifest is None or manifest.digest != student.digest:
+        return ""
+    return digest_below(manifest, MERGED)
+
+
+def student_of(part: Part, store_root: Path) -> Student | None:
+    """The student that a target was made from, or a draft was trained for; None: no record."""
+    manifest = _manifest(part, store_root)
+    if manifest is None:
+        return None
+    if manifest.stage == STUDENT_STAGE:
+        return Student(manifest.key, manifest.digest)
+    parent = manifest.parents.get("student")
+    return Student(parent["key"], parent["digest"]) if parent else None
+
+
+def lineage_problems(draft: Part, target: Part, store_root: Path) -> list[str]:
+    """Whether both come from one student, by what their manifests say.
+
+    A draft has no tokenizer of its own: it speaks its student's, so the target has to as well.
+    """
+    problems = []
+    trained_for, made_from = student_of(draft, store_root), student_of(target, store_root)
+    if trained_for is None:
+        problems.append(f"no record of the student that draft {draft.key[:12]} was trained for")
+    if made_from is None:
+        name = f"{target.stage} {target.key[:12]}"
+        problems.append(f"no record that {name} was made from a merged student")
+    if trained_for and made_from and trained_for.digest != made_from.digest:
+        problems.append(
+            f"the draft was trained for the student {_student(trained_for)}, "
+            f"the target was made from {_student(made_from)}"
+        )
+    if trained_for is not None:
+        spoken = store_root / STUDENT_STAGE / trained_for.key / "files" / MERGED
+        problems += _tokenizer_problems(spoken, _folder(target, store_root), "its student")
+    return problems
+
+
+def _student(student: Student) -> str:
+    return f"{student.key[:12]} with content {student.digest[:12]}"
+
+
+def _folder(part: Part, store_root: Path) -> Path:
+    return store_root / part.stage / part.key / "files" / part.below
+
+
+def _manifest(part: Part, store_root: Path) -> Manifest | None:
+    return _read(store_root / part.stage / part.key / MANIFEST)
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+# -- the folders -----------------------------------------------------------------------------
+
+
+def folder_problems(draft: Path, target: Path) -> list[str]:
+    """What configs, tokenizers and weights of the two folders say against the pair.
+
+    Of the draft both layouts are known, speculators' and EAGLE's own.
+    """
+    try:
+        wanted = _DraftShape.read(_json(draft / "config.json"))
+        given = _TargetShape.read(_json(target / "config.json"))
+        return [
+            *_shape_problems(wanted, given),
+            *_weight_problems(wanted, given, tensors(draft), tensors(target)),
+            *_tokenizer_problems(draft, target, "the draft"),
+        ]
+    except UserError as error:
+        return [f"{problem.where}: {problem.what}" for problem in error.problems]
+
+
+@dataclass(frozen=True)
+class _TargetShape:
+    vocab: int
+    hidden: int
+    layers: int
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> _TargetShape:
+        text = config.get("text_config", config)
+        return cls(*(_number(text, name) for name in
+                     ("vocab_size", "hidden_size", "num_hidden_layers")))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _DraftShape:
+    vocab: int
+    target_vocab: int
+    target_hidden: int
+    aux_layers: list[Any] | None
+    frozen_embeddings: bool
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> _DraftShape:
+        inner = config.get("transformer_layer_config", config)
+        vocab = _number(inner, "vocab_size")
+        ids = config.get(_LAYER_IDS, config.get("eagle_config", {}).get(_LAYER_IDS))
+        if ids is not None and not isinstance(ids, list):
+            raise UserError.at("config.json", f"{_LAYER_IDS} is {ids!r}, not a list")
+        return cls(
+            vocab=_number(config, "draft_vocab_size", vocab),
+            target_vocab=vocab,
+            target_hidden=_number(config, "target_hidden_size", _number(inner, "hidden_size")),
+            aux_layers=ids,
+            frozen_embeddings=config.get("embed_requires_grad") is False,
+        )
+
+
+def _shape_problems(draft: _DraftShape, target: _TargetShape) -> Iterator[str]:
+    if draft.target_vocab != target.vocab:
+        yield f"vocabulary: the draft's target has {draft.target_vocab} tokens, this {target.vocab}"
+    if draft.vocab > target.vocab:
+        yield f"vocabulary: the draft proposes {draft.vocab} tokens, the target has {target.vocab}"
+    if draft.target_hidden != target.hidden:
+        yield f"hidden size: the draft reads {draft.target_hidden}, the target has {target.hidden}"
+    ids = draft.aux_layers
+    if ids is None:
+        return
+    # 0 is the embeddings' output, `layers` the last layer's; vLLM collects them in rising order.
+    usable = all(isinstance(one, int) and 0 <= one <= target.layers for one in ids)
+    if not usable:
+        yield f"layer ids: the draft reads {ids}, the target has layers 0 to {target.layers}"
+    elif len(ids) != AUX_LAYERS or ids != sorted(set(ids)):
+        yield f"layer ids: {ids} are not {AUX_LAYERS} different ones in rising order"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies: `file`, its first byte and its number of bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    size: int
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder's safetensors files, by name; only the headers are read."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as handle:
+                length = int.from_bytes(handle.read(8), "little")
+                header = json.loads(handle.read(min(length, file.stat().st_size)))
+            for name, about in header.items():
+                if name != "__metadata__":
+                    start, end = about["data_offsets"]
+                    found[name] = Tensor(
+                        about["dtype"], tuple(about["shape"]), file, 8 + length + start, end - start
+                    )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError.at(file, f"cannot be read as safetensors: {error}") from None
+    if not found:
+        raise UserError.at(folder, "has no *.safetensors file with weights")
+    return found
+
+
+def _weight_problems(
+    draft: _DraftShape,
+    target: _TargetShape,
+    drafts: dict[str, Tensor],
+    targets: dict[str, Tensor],
+) -> Iterator[str]:
+    fused = drafts.get("fc.weight")
+    reads = AUX_LAYERS * target.hidden
+    if fused is not None and fused.shape[-1] != reads:
+        yield (
+            f"hidden size: the draft's input layer reads {fused.shape[-1]} values, "
+            f"{AUX_LAYERS} states of the target have {reads}"
+        )
+    for name, entries in (("d2t", draft.vocab), ("t2d", target.vocab)):
+        for table in (tensor for found, tensor in drafts.items() if name in found):
+            if table.shape != (entries,):
+                yield f"vocabulary: {name} has {table.shape} entries, {entries} are needed"
+    copied = _embeddings(drafts)
+    own = _embeddings(targets)
+    if copied is None or own is None or not draft.frozen_embeddings:
+        return
+    if copied.shape != own.shape:
+        yield f"embeddings: the draft has {copied.shape}, the target {own.shape}"
+    elif copied.dtype == own.dtype and not _same_bytes(copied, own):
+        yield "embeddings: the draft's copy of its student's is not what the target has"
+
+
+def _embeddings(found: dict[str, Tensor]) -> Tensor | None:
+    return next((t for name, t in found.items() if name.endswith("embed_tokens.weight")), None)
+
+
+def _same_bytes(one: Tensor, other: Tensor, portion: int = 1 << 24) -> bool:
+    if one.size != other.size:
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = one.size
+        while left:
+            read = min(portion, left)
+            if first.read(read) != second.read(read):
+                return False
+            left -= read
+    return True
+
+
+def _tokenizer_problems(spoken: Path, target: Path, whose: str) -> Iterator[str]:
+    """`spoken`: the folder whose tokens a draft proposes; without a tokenizer it says nothing."""
+    for name in _TOKENIZERS:
+        if (spoken / name).is_file() and _token_table(spoken / name) != _token_table(target / name):
+            yield f"tokenizer: {name} of {whose} is not the target's"
+
+
+def _token_table(file: Path) -> Any:
+    """What decides a token's number; None where there is no such file."""
+    if not file.is_file():
+        return None
+    if file.name != "tokenizer.json":
+        return digest_of_file(file)
+    return {name: part for name, part in _json(file).items() if name not in _NOT_TOKENS}
+
+
+def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError.at("config.json", f"{name} is {value!r}, not a positive number")
+    return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError.at(path, f"cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError.at(path, "is not a JSON object")
+    return content
