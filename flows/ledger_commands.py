@@ -37,9 +37,7 @@ def ledger(
     if file is not None and not verify:
         raise UserError.at(file, "a file is checked, not shown", f"--verify {file}")
     if export is not None and verify:
-        raise UserError.at(
-            "--export", "writes what was not checked", "first --verify, then --export"
-        )
+        raise UserError.at("--export", "does not go with --verify", "first --verify, then --export")
     if verify:
         document = _verified(model, file)
         say(as_encodable(strict_line(document) if as_json else _verified_text(document)))

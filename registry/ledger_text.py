@@ -58,29 +58,23 @@ def verify_file(
     damage to an export is an answer.
     """
     raw = _raw_lines(path)
-    read: list[Entry] = []
-    totals: list[int] = []
+    read, damage = _read(raw, path)
+    entries = [entry for entry, _ in read]
 
     def lines() -> Iterator[Entry]:
-        for place, text in enumerate(raw, start=1):
-            try:
-                entry, total = _line(text)
-            except ValueError as error:
-                what = f"was changed: it cannot be read: {error}"
-                raise LedgerDamaged(str(path), Broken(place, what)) from None
-            read.append(entry)
-            totals.append(total)
-            yield entry
+        yield from entries
+        if damage is not None:
+            raise damage
 
+    if entries and entries[0].model != model and verify(lines(), None) is None:
+        raise UserError.at(path, f"is an export of {entries[0].model!r}, not of {model!r}")
     older = anchor if anchor is not None and anchor.length > len(raw) else None
-    broken = verify(lines(), None if older else anchor) or _cut(totals)
-    if broken is None and read[0].model != model:
-        raise UserError.at(path, f"is an export of {read[0].model!r}, not of {model!r}")
+    broken = verify(lines(), None if older else anchor) or _cut([total for _, total in read])
     if broken is not None:
         return Checked(len(raw), broken)
     if older is None:
         return Checked(len(raw), None, anchor_notes(anchor, len(raw)))
-    return Checked(len(raw), *_older(read[-1], older, stored))
+    return Checked(len(raw), *_older(entries[-1], older, stored))
 
 
 def anchor_notes(anchor: Head | None, lines: int) -> list[str]:
@@ -105,15 +99,16 @@ def anchor_notes(anchor: Head | None, lines: int) -> list[str]:
 def _cut(totals: Sequence[int]) -> Broken | None:
     if not totals:
         return Broken(1, "is missing: the file is empty")
+    # One line's number may have been changed; what most say, or what is there, is the right one.
+    count = len(totals)
+    right = count if count in totals else max(totals, key=totals.count)
     for place, total in enumerate(totals, start=1):
-        if total != totals[0]:
-            what = f"was changed or is of another export: {TOTAL} is {total}, before {totals[0]}"
-            return Broken(place, what)
-    if len(totals) < totals[0]:
-        what = f"is missing: the file was cut off, the ledger had {totals[0]} lines"
-        return Broken(len(totals) + 1, what)
-    if len(totals) > totals[0]:
-        return Broken(totals[0] + 1, f"was added: the ledger had {totals[0]} lines")
+        if total != right:
+            return Broken(place, f"was changed: its {TOTAL} is {total}, of other lines {right}")
+    if count < right:
+        return Broken(count + 1, f"is missing: the file was cut off, the ledger had {right} lines")
+    if count > right:
+        return Broken(right + 1, f"was added: the ledger had {right} lines")
     return None
 
 
@@ -129,9 +124,7 @@ def _older(
         return None, [
             f"older than the anchor in MLflow, which is of line {anchor.length}: checked by itself"
         ]
-    what = (
-        "is missing in the ledger" if now is None else f"is another one in the ledger ({now[:12]})"
-    )
+    what = "is missing" if now is None else "is another one"
     why = "there, or in this file, lines were changed and hashed anew"
     return Broken(number, f"{what} in the ledger: {why}"), []
 
@@ -152,6 +145,18 @@ def _raw_lines(path: Path) -> list[bytes]:
         what = "is one JSON list" if listed else "is no export of a ledger"
         raise UserError.at(path, what, "`pilotage ledger MODEL --export FILE` writes one")
     return lines
+
+
+def _read(raw: Sequence[bytes], path: Path) -> tuple[list[tuple[Entry, int]], LedgerDamaged | None]:
+    """Lines with the number of all, up to the first that cannot be read."""
+    read: list[tuple[Entry, int]] = []
+    for place, text in enumerate(raw, start=1):
+        try:
+            read.append(_line(text))
+        except ValueError as error:
+            what = f"was changed: it cannot be read: {error}"
+            return read, LedgerDamaged(str(path), Broken(place, what))
+    return read, None
 
 
 def _line(raw: bytes) -> tuple[Entry, int]:
