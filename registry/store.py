@@ -2,7 +2,7 @@
 
     store/<stage>/<key>/files/...        what the stage wrote
     store/<stage>/<key>/manifest.json    written last, with every file's size and SHA-256
-    store/.incoming/...                  being written; never looked at, removed when stale
+    store/.incoming/...                  half written or half removed; deleted when stale
     store/.set-aside/...                 entries that no longer matched, kept for a person
 
 An entry exists only if its manifest is complete, every file matches it, and the parents it was
@@ -17,7 +17,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ from pydantic import ValidationError
 from registry.artifacts import ArtifactRef, FileEntry, Manifest, Stage
 from registry.digests import digest_of_file, digest_of_listing, files_below
 from registry.errors import InfrastructureError, UserError
+from registry.retention import Entry
 
 MANIFEST = "manifest.json"
+OUT = "out-"
+"""How the name of what was withdrawn begins, in `.incoming`."""
 
 
 class Absent(Exception):
@@ -50,6 +53,8 @@ class Store:
     def find(self, stage: Stage) -> ArtifactRef:
         """The finished artifact of `stage`. Raises `Absent` with the reason when there is none."""
         folder = self.folder(stage)
+        # Before the files are read: who removes what nobody uses looks at it.
+        self.mark_used(stage.name, stage.key)
         manifest = self._verified_manifest(folder, stage)
         for role, parent in stage.parents.items():
             recorded = manifest.parents.get(role, {}).get("digest")
@@ -68,6 +73,37 @@ class Store:
     def manifest(self, ref: ArtifactRef) -> Manifest:
         """The full record of a finished artifact."""
         return self._manifest(ref.path.parent, f"{ref.stage}/{ref.key[:12]}")
+
+    def mark_used(self, name: str, key: str) -> None:
+        """Note that an entry is in use now: the time of its manifest. A missing one is none."""
+        with suppress(OSError):
+            os.utime(self.root / name / key / MANIFEST)
+
+    def entries(self) -> tuple[list[Entry], list[Path]]:
+        """Every entry by its manifest alone, and the folders that have none which can be read."""
+        found, odd = [], []
+        for folder in sorted(self.root.glob("[!.]*/*")):
+            try:
+                file = folder / MANIFEST
+                manifest = Manifest.model_validate_json(file.read_bytes())
+                used_at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+                size = size_on_disk(folder)
+            except (OSError, ValidationError):
+                odd.append(folder)
+                continue
+            found.append(
+                Entry(
+                    stage=folder.parent.name,
+                    key=folder.name,
+                    digest=manifest.digest,
+                    label=manifest.label,
+                    size=size,
+                    made_at=manifest.made_at,
+                    used_at=max(used_at, manifest.made_at),
+                    parents=tuple((one["stage"], one["key"]) for one in manifest.parents.values()),
+                )
+            )
+        return found, odd
 
     def last_seconds(self, name: str, label: str) -> float | None:
         """How long the newest artifact of this stage and label took; None when there is none."""
@@ -100,7 +136,7 @@ class Store:
         raises, nothing of it stays. Two processes that ask for one key at once: the second
         waits for the first and reuses what it made. `fresh` may refuse an entry for its age.
         """
-        with self._locked(stage, lock_timeout):
+        with self._locked(stage.name, stage.key, lock_timeout):
             try:
                 found = self.find(stage)
                 if fresh(found):
@@ -175,24 +211,69 @@ class Store:
         _fsync(target.parent)
 
     @contextmanager
-    def _locked(self, stage: Stage, timeout: float) -> Iterator[None]:
+    def _locked(self, name: str, key: str, timeout: float) -> Iterator[None]:
         locks = self.root / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(locks / f"{stage.name}-{stage.key[:32]}.lock", timeout=timeout)
+        lock = FileLock(locks / f"{name}-{key[:32]}.lock", timeout=timeout)
         try:
             with lock:
                 yield
         except Timeout:
             raise InfrastructureError(
-                f"another process has been making {self._name(stage)} for {timeout:.0f} s"
+                f"another process has been making store/{name}/{key[:12]} for {timeout:.0f} s"
             ) from None
 
+    # -- removing --------------------------------------------------------------------------
+
+    def withdraw(self, entry: Entry) -> Path:
+        """Take an entry out as a whole; returns where it lies until somebody deletes it.
+
+        Raises `Absent` with the reason when it stays: being made, made anew or used meanwhile,
+        or gone already. Killed in between, it is there or it is out, and what is out is deleted
+        by `remove_stale`.
+        """
+        name = f"store/{entry.stage}/{entry.key[:12]}"
+        folder = self.root / entry.stage / entry.key
+        out = (
+            self.root / ".incoming" / f"{OUT}{entry.stage}-{entry.key[:12]}-{uuid.uuid4().hex[:8]}"
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._locked(entry.stage, entry.key, 0.0):
+                manifest = self._manifest(folder, name)
+                used_at = datetime.fromtimestamp((folder / MANIFEST).stat().st_mtime, UTC)
+                if manifest.digest != entry.digest or used_at > entry.used_at:
+                    raise Absent(f"{name}: made anew or used meanwhile")
+                folder.rename(out)
+        except InfrastructureError:
+            raise Absent(f"{name}: another process is making it") from None
+        except OSError as error:
+            raise Absent(f"{name}: {error.strerror}") from None
+        return out
+
+    def leftovers(self, aside_before: datetime) -> list[Path]:
+        """What was withdrawn and not deleted, and what was set aside before a moment."""
+        aside = [
+            path
+            for path in (self.root / ".set-aside").glob("*")
+            if datetime.fromtimestamp(path.stat().st_ctime, UTC) < aside_before
+        ]
+        return sorted((self.root / ".incoming").glob(f"{OUT}*")) + sorted(aside)
+
     def remove_stale(self, older_than: float = 24 * 3600.0) -> list[Path]:
-        """Remove what crashed writers left behind more than `older_than` seconds ago."""
+        """Remove what crashed writers left behind more than `older_than` seconds ago.
+
+        What was withdrawn is removed at any age: nobody finds it again.
+        """
         removed = []
         now = time.time()
         for path in (self.root / ".incoming").glob("*"):
-            if now - path.stat().st_mtime > older_than:
+            withdrawn = path.name.startswith(OUT)
+            try:
+                stale = withdrawn or now - path.stat().st_mtime > older_than
+            except OSError:  # its writer has just ended
+                continue
+            if stale:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
         return removed
@@ -246,6 +327,16 @@ class Store:
             seconds=manifest.seconds,
             reused=reused,
         )
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of everything below; a link counts as itself, its target stays where it is."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # somebody is deleting it
+                total += Path(root, name).lstat().st_size
+    return total
 
 
 def _fsync(path: Path) -> None:

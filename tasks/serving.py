@@ -118,6 +118,8 @@ class ServedBundle:
     def server(self) -> VllmServer:
         """The running server. Raises `Infeasible` when the engine cannot run the bundle here."""
         if not self._started:
+            for part in filter(None, (self.bundle.target, self.bundle.draft)):
+                store().mark_used(part.stage, part.key)
             self._running.enter_context(self._server)
             self._started = True
         try:
