@@ -23,6 +23,7 @@ from registry.store import MANIFEST
 LINEAGE_FILE = "lineage.json"
 PROMPTS = "prompts"
 BUNDLE = "bundle"
+EVIDENCE = ("serving", "accuracy", "latency", "draft_proof")
 
 _RANK = {BUNDLE: 0, "serving": 1, "accuracy": 2, "latency": 3, "draft_proof": 4, "draft": 5,
          "quantize": 6, "distill": 7, "teacher_data": 8, "model": 9, PROMPTS: 99}  # fmt: skip

@@ -27,6 +27,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "latency": ("profile.hardware", "profile.rates", "profile.sla", "profile.sampling",
                 "profile.seed", "profile.smoke"),
     "draft_proof": ("profile.hardware", "profile.sla", "tokens", "repeats"),
+    "serving": (),  # its settings are the bundle's
     "model": ("source", "package", "file", "keep_layers", "role", "pretrain_messages", "seed"),
 }  # fmt: skip
 

@@ -69,8 +69,8 @@ def release(root: Path, seed: int = 7) -> Release:
     store = Store(root)
     stages = stages_of(seed)
     writers = {
-        "prompts": _prompts,
-        "teacher_data": _teacher_data,
+        "prompts": lambda folder: _prompts(folder, seed),
+        "teacher_data": lambda folder: _teacher_data(folder, seed),
         "distill": lambda folder: _weights(folder / "merged", "distill"),
         "accuracy": _accuracy,
         "latency": _latency,
@@ -136,17 +136,19 @@ def stages_of(seed: int = 7) -> dict[str, Stage]:
     }
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
+def _prompts(folder: Path, seed: int) -> dict[str, Any]:
     for part, names in PARTS.items():
-        rows = [{"id": name, "segment": "de", "prompt": text_of(name)} for name in names]
+        rows = [{"id": name, "segment": f"de{seed}", "prompt": text_of(name)} for name in names]
         _jsonl(folder / f"{part}.jsonl", rows)
     return {"prompts": {part: len(names) for part, names in PARTS.items()}}
 
 
-def _teacher_data(folder: Path) -> dict[str, Any]:
+def _teacher_data(folder: Path, seed: int) -> dict[str, Any]:
     for part in ("train", "calibration"):
         kept = [name for name in PARTS[part] if name not in SET_ASIDE]
-        _jsonl(folder / f"{part}.jsonl", [{"id": name, "messages": []} for name in kept])
+        _jsonl(
+            folder / f"{part}.jsonl", [{"id": name, "messages": [], "seed": seed} for name in kept]
+        )
     asked = PARTS["train"] + PARTS["calibration"]
     _jsonl(folder / "responses.jsonl", [{"id": name, "text": "x"} for name in asked])
     _jsonl(folder / "set_aside.jsonl", [{"id": name, "reason": "length"} for name in SET_ASIDE])

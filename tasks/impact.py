@@ -1,0 +1,245 @@
+"""What a prompt reached: data sets, adapters, calibrations, drafts, evidence, versions, aliases.
+
+Row by row: the store's files say which rows they hold, `reach.py` what each stage read of them,
+and the lineage of every registered version whether one of those artifacts is in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+from registry.lineage import BUNDLE, PROMPTS, Edge, Lineage, Node, merged, whole_store
+from registry.settings import settings
+from registry.tracking import TAG_BUNDLE, quiet_mlflow
+from tasks.prompt_rows import asked_ids, column_of, find_ids, find_rows, ids_of
+from tasks.reach import Found, Reach, spread, ways
+from tasks.text_search import search_texts
+from tasks.version_files import Registered, VersionFiles, registered_versions
+
+PARTS = ("train", "calibration", "draft", "eval", "load", "foreign")
+MOST_IDS = 1000
+"""Ids that are listed of one artifact; their number is exact."""
+
+TAG_PROMPTS = "pilotage.prompts"
+"""On a version: digests of the prompt sets behind it, comma separated."""
+
+
+class Impact(NamedTuple):
+    """`document` is what `pilotage impact --json` prints; `lineage` holds what was reached."""
+
+    document: dict[str, Any]
+    lineage: Lineage
+
+
+def impact(words: Sequence[str]) -> Impact:
+    """Follow prompts, by id or by files of ids. Raises `UserError` for a file without ids."""
+    began = time.monotonic()
+    asked = asked_ids(words)
+    loading = _load_mlflow()
+    store, broken = whole_store(settings().store_dir)
+    found = rows_of_store(store, asked)
+    known = {name for parts in found.values() for places in parts.values() for name in places}
+    loading.join()
+    versions, unseen = _made_of(registered_versions() if _has_registry() else [], store, found)
+    everything = merged([store, *(one.lineage for one in versions)])
+    reaches = spread(everything, found)
+    artifacts = [
+        _artifact(node, reaches[node.id], store)
+        for node in everything.ordered()[::-1]
+        if node.kind != BUNDLE and reaches[node.id].reached
+    ]
+    reached = [
+        _version(one, reaches)
+        for one in versions
+        if any(reaches[node.id].reached for node in one.lineage.of_kind(BUNDLE))
+    ]
+    texts, not_searched = search_texts(store, found)
+    document = {
+        "asked": len(asked),
+        "found": len(known),
+        "unknown": [name for name in asked if name not in known],
+        "artifacts": artifacts,
+        "versions": reached,
+        "aliases": [
+            {"model": one["model"], "alias": alias, "version": one["version"],
+             "used_for": one["used_for"]}
+            for one in reached for alias in one["aliases"]
+        ],
+        "texts": texts,
+        "unseen": [
+            *(f"store/{path} cannot be read" for path in broken),
+            *unseen, *not_searched,
+        ],
+        "store": str(settings().store_dir),
+        "seconds": round(time.monotonic() - began, 3),
+    }  # fmt: skip
+    return Impact(document, _reached_only(everything, ways(everything, found, reaches), reached))
+
+
+# -- the store -------------------------------------------------------------------------------
+
+
+def rows_of_store(store: Lineage, asked: Collection[str]) -> dict[str, Found]:
+    """Rows of the asked ids in every artifact of the store that holds rows, by its digest."""
+    wanted = set(asked)
+    found: dict[str, Found] = {}
+    # Prompts first: what a load test sent is told by the order of the prompts.
+    for node in reversed(store.ordered()):
+        folder = settings().store_dir / node.kind / node.key / "files"
+        if node.gone:
+            continue
+        if node.kind == PROMPTS:
+            found[node.digest] = {p: find_rows(folder / f"{p}.jsonl", wanted) for p in PARTS}
+        elif node.kind == "teacher_data":
+            names = ("train", "calibration", "set_aside")
+            found[node.digest] = {
+                name: find_rows(folder / f"{name}.jsonl", wanted) for name in names
+            }
+        elif node.kind == "accuracy":
+            found[node.digest] = {"eval": find_ids(column_of(folder / "items.parquet", "item_id"),
+                                               wanted)}  # fmt: skip
+        elif node.kind in ("latency", "draft_proof") and node.facts.get("load") != "synthetic":
+            parent = store.parents(node.id).get(PROMPTS)
+            if parent is not None and parent.digest in found:
+                load = found[parent.digest].get("load", {})
+                prompts = settings().store_dir / parent.kind / parent.key / "files" / "load.jsonl"
+                found[node.digest] = {"load": _sent(folder, prompts, load)}
+    return found
+
+
+def _sent(folder: Path, prompts: Path, load: Mapping[str, int]) -> dict[str, int]:
+    """Which of the load's prompts were sent: all up to the last one that was measured.
+
+    They are taken in order, and those for warming up are not among the requests.
+    """
+    if not load:
+        return {}
+    names: set[str] = set()
+    for file in folder.rglob("requests.parquet"):
+        names |= set(column_of(file, "request_id").to_pylist())
+    if not names:
+        return dict(load)
+    last = max(find_ids(ids_of(prompts), names).values(), default=-1)
+    return {name: place for name, place in load.items() if place <= last}
+
+
+def _artifact(node: Node, reach: Reach, store: Lineage) -> dict[str, Any]:
+    here = node.id in store.nodes and not store.nodes[node.id].gone
+    names = sorted({name for places in reach.rows.values() for name in places})
+    return {
+        "kind": node.kind,
+        "label": node.label,
+        "key": node.key,
+        "digest": node.digest,
+        "role": reach.role,
+        "prompts": len(names),
+        "rows": _counts(reach.rows),
+        "ids": names[:MOST_IDS],
+        "sure": reach.sure,
+        "where": f"store/{node.kind}/{node.key}" if here else "",
+    }
+
+
+def _counts(rows: Found) -> dict[str, int]:
+    return {part: len(places) for part, places in rows.items()}
+
+
+def _reached_only(
+    lineage: Lineage, taken: Sequence[Edge], versions: Sequence[Mapping[str, Any]]
+) -> Lineage:
+    """The ways that were taken, under the versions that they end in."""
+    names = {name for edge in taken for name in (edge.child, edge.parent)}
+    nodes = {name: lineage.nodes[name] for name in names}
+    edges = list(taken)
+    bundles = {node.digest: node for node in nodes.values() if node.kind == BUNDLE}
+    for one in versions:
+        named = f"{one['model']}/{one['version']}"
+        label = " ".join([named, *(f"@{alias}" for alias in one["aliases"])])
+        top = Node(kind="version", key=named, digest=one["bundle"], label=label)
+        nodes[top.id] = top
+        if one["bundle"] in bundles:
+            below = bundles[one["bundle"]].id
+            edges.append(Edge(child=top.id, role=one["used_for"], parent=below))
+    return Lineage(nodes=nodes, edges=edges)
+
+
+# -- the registry ----------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """A registered version with what it was made of."""
+
+    one: Registered
+    lineage: Lineage
+
+
+def _made_of(
+    registered: Sequence[Registered], store: Lineage, found: Mapping[str, Found]
+) -> tuple[list[Made], list[str]]:
+    """Every version that may be reached, and a line for each of which too little is known.
+
+    A version whose tag names its prompt sets, all of them here and none of them with a row that
+    is asked for, needs no reading of its files.
+    """
+    here = {node.digest for node in store.of_kind(PROMPTS) if not node.gone}
+    hit = {n.digest for n in store.of_kind(PROMPTS) if any(found.get(n.digest, {}).values())}
+    made, unseen = [], []
+    for one in registered:
+        tagged = set(filter(None, one.version.tags.get(TAG_PROMPTS, "").split(",")))
+        if tagged and tagged <= here and not tagged & hit:
+            continue
+        files = VersionFiles(one.version)
+        lineage = files.lineage(store)
+        if lineage is None or not lineage.of_kind(BUNDLE):
+            unseen.append(f"{files.title}: nothing says what it was made of")
+            continue
+        made.append(Made(one, lineage))
+        missing = sorted({n.digest[:12] for n in lineage.of_kind(PROMPTS) if n.digest not in here})
+        if missing or not lineage.of_kind(PROMPTS):
+            which = f"prompts {', '.join(missing)} are" if missing else "its prompts are"
+            unseen.append(f"{files.title}: {which} not in this store; ask where it was made")
+    return made, unseen
+
+
+def _version(made: Made, reaches: Mapping[str, Reach]) -> dict[str, Any]:
+    version, lineage = made.one.version, made.lineage
+    top = lineage.of_kind(BUNDLE)[0]
+    reach = reaches[top.id]
+    return {
+        "model": version.name,
+        "version": int(version.version),
+        "bundle": version.tags.get(TAG_BUNDLE, top.digest),
+        "aliases": made.one.aliases,
+        "used_for": "weights" if reach.rows else "evidence",
+        "rows": _counts(reach.rows),
+        "evidence_rows": _counts(reach.evidence),
+        "through": [
+            {"kind": node.kind, "key": node.key, "digest": node.digest}
+            for node in lineage.ordered()
+            if node.id != top.id and reaches[node.id].reached
+        ],
+        "sure": reach.sure,
+        "where": f"models:/{version.name}/{version.version}",
+    }
+
+
+def _has_registry() -> bool:
+    return bool(settings().mlflow_uri) or (settings().home / "mlflow.db").exists()
+
+
+def _load_mlflow() -> Thread:
+    """Import MLflow beside the search: it takes two seconds, and the search is not Python's."""
+
+    def load() -> None:
+        if _has_registry() and importlib.util.find_spec("mlflow"):
+            quiet_mlflow()
+            import mlflow  # noqa: F401
+
+    thread = Thread(target=load, daemon=True)
+    thread.start()
+    return thread
