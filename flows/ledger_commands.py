@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def ledger(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model.")],
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="With --verify: an export.")
+        Path | None, typer.Argument(metavar="FILE", help="With --verify: an export.")
     ] = None,
     verify: Annotated[
         bool,
