@@ -12,16 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval_suites.selection_axes import axes_of, weights_bytes
-from registry.outcome import CandidateOutcome, ComparedAxis, Measure, Selection, Verdict
+from registry.outcome import AXES_OF, CandidateOutcome, ComparedAxis, Measure, Selection, Verdict
 from registry.report_numbers import measured, megabytes, number
-
-AXES_OF = {
-    "fastest": ("kept_rate", "latency"),
-    "most_accurate": ("accuracy",),
-    "cheapest": ("cost",),
-    "smallest": ("memory",),
-}
-"""What an objective looks at: the one of them that there is."""
 
 WEIGHTS = "weights"
 

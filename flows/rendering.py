@@ -100,6 +100,12 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     lines = [drawn(table)]
     for one in outcome.candidates:
         lines += [f"  {one.name}: {reason}" for reason in one.reasons]
+    if outcome.selection is not None:
+        lines.append(f"selection: {outcome.selection.reason}")
+        lines += [
+            f"  {name} is dominated by {', '.join(by)}"
+            for name, by in outcome.selection.dominated.items()
+        ]
     if outcome.promoted is not None and outcome.champion is not None:
         what = f"{outcome.model}@{outcome.champion.alias} is version {outcome.champion.version}"
         lines.append(f"promoted: {outcome.promoted}; {what}")

@@ -180,6 +180,15 @@ class ComparedAxis(Result):
     values: dict[str, Measure] = Field(description="By candidate.")
 
 
+AXES_OF = {
+    "fastest": ("kept_rate", "latency"),
+    "most_accurate": ("accuracy",),
+    "cheapest": ("cost",),
+    "smallest": ("memory",),
+}
+"""What an objective looks at: the one of them that there is."""
+
+
 class Selection(Result):
     """Which of the candidates that passed was chosen, and why the others were not.
 

@@ -20,7 +20,10 @@ from pydantic import Field
 
 from registry import report_charts as drawings
 from registry import report_numbers as numbers
+from registry import report_pareto as pareto
 from registry.outcome import LoosenedGate, ReleaseOutcome, Verdict, WaiverShown
+from registry.report_flips import FlipTexts, compared
+from registry.report_gates import panels
 from registry.report_latency import (
     Detail,
     LatencyFigures,
@@ -30,7 +33,6 @@ from registry.report_latency import (
     kept_words,
     percentile_of,
     searches,
-    selection,
     shown_point,
     sla_of,
 )
@@ -103,11 +105,14 @@ class ReportDetails(Detail):
     compared: list[Picture] = Field(
         default_factory=list, description="All candidates' load over each other."
     )
-    objective: str = Field(default="", description="What promotion looks at, as in the recipe.")
-    objective_rate: float | None = Field(
-        default=None, description="Requests/s at which `fastest` compares; None after a search."
-    )
     examples: list[Example] = Field(default_factory=list)
+    flips: list[FlipTexts] = Field(
+        default_factory=list, description="Of each candidate and reference, where there are any."
+    )
+    lineage_svg: str = Field(
+        default="", repr=False, description="A picture as SVG text, made by us; not escaped."
+    )
+    ledger: list[str] = Field(default_factory=list, description="Alias moves, one line each.")
     waivers: list[WaiverShown] = Field(default_factory=list)
     loosened: list[LoosenedGate] = Field(default_factory=list)
     notes: list[str] = Field(
@@ -157,9 +162,13 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
         waived=[(c, gate) for c in candidates for gate in c.gates if gate.waived is not None],
         gate_names=list(dict.fromkeys(gate.name for c in candidates for gate in c.gates)),
         metrics=_metric_names(outcome, details),
-        selection=selection(
-            candidates, outcome.promoted, details.objective, details.objective_rate
-        ),
+        selection=outcome.selection,
+        scatter=pareto.scatter(outcome.selection) if outcome.selection else None,
+        ranking=pareto.table(outcome.selection) if outcome.selection else [],
+        panels={c.name: panels(c.gates) for c in candidates},
+        flips={c.name: [f for f in details.flips if f.candidate == c.name] for c in candidates},
+        accepted=any(p.acceptance_length is not None for c in candidates for p in c.latency),
+        lineage=_svg_alone(details.lineage_svg),
         at_sla={c.name: shown_point(c, rate) for c in candidates},
         charts=drawings.charts([one for one in candidates if one.kept_rate is None], sla),
         searched=searched,
@@ -214,6 +223,12 @@ def _metric_names(outcome: ReleaseOutcome, details: ReportDetails) -> list[str]:
     return list(dict.fromkeys(gated + measured + referred))
 
 
+def _svg_alone(text: str) -> str:
+    """Without the XML head that has no place inside a page; nothing where it is no SVG."""
+    start = text.find("<svg")
+    return text[start:] if start >= 0 else ""
+
+
 def data_uri(picture: Picture) -> str:
     """The picture itself as an address, so that the page needs no other file."""
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
@@ -238,12 +253,14 @@ def _environment() -> Environment:
         "cut": numbers.cut,
         "rate": numbers.rate,
         "share": numbers.share,
+        "cost": numbers.cost,
         "data_uri": data_uri,
     }
     made.filters.update(filters)
     made.globals.update(quotient=numbers.quotient, gate_value=numbers.gate_value)
     made.globals.update(scaled=numbers.scaled, asked=numbers.asked)
-    made.globals.update(kept_words=kept_words, kept_point=kept_point)
+    made.globals.update(kept_words=kept_words, kept_point=kept_point, compared=compared)
+    made.globals.update(pareto=pareto)
     made.globals.update(left=drawings.LEFT, right=drawings.RIGHT, width=drawings.WIDTH)
     made.globals.update(top=drawings.TOP, bottom=drawings.BOTTOM, height=drawings.HEIGHT)
     return made

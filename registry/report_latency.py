@@ -1,4 +1,4 @@
-"""What the page of a release says about load: kept rates, drafts, and why one was chosen.
+"""What the page of a release says about load: kept rates and drafts.
 
 Nothing is judged here. Times in ms, rates in requests/s.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.evidence import LoadPoint
 from registry.measured_steps import clause_of
-from registry.outcome import CandidateOutcome, GateResult, Verdict
-from registry.report_numbers import NONE, cost, megabytes, number, rate, short_ms
+from registry.outcome import CandidateOutcome, GateResult
+from registry.report_numbers import NONE, cost, rate, short_ms
 
 CURVE_METRIC = re.compile(r"latency\.e2el_(p50|p90|p95|p99)_ms")
 USUAL_PERCENTILE = "p99"
@@ -170,90 +170,3 @@ def draft_pairs(candidates: Sequence[CandidateOutcome]) -> list[DraftPair]:
         if pair.searched or pair.points:
             pairs.append(pair)
     return pairs
-
-
-# -- why this one ----------------------------------------------------------------------------
-
-
-def selection(
-    candidates: Sequence[CandidateOutcome],
-    promoted: str | None,
-    objective: str,
-    at: float | None = None,
-) -> str:
-    """One sentence: by which number the promoted candidate was chosen among those that passed.
-
-    `at` is the request rate at which fixed rates are compared. Empty where none was promoted.
-    """
-    passed = [one for one in candidates if one.verdict is Verdict.PASS]
-    chosen = next((one for one in passed if one.name == promoted), None)
-    if chosen is None or not objective:
-        return ""
-    if len(passed) == 1:
-        return "Chosen because no other candidate passed."
-    what, merit, write = _merit(objective, chosen, at)
-    merits = {one.name: merit(one) for one in passed}
-    best, own = max(merits.values()), merits[chosen.name]
-    named = objective.replace("_", " ")
-    if own < best or math.isinf(own):
-        return f"Chosen among {len(passed)} that passed, by the objective {named}."
-    said = f"Chosen as the {named} of {len(passed)} that passed: {what}, {write(own)}"
-    others = [one for one in passed if one is not chosen]
-    equal = [one.name for one in others if merits[one.name] == own]
-    if equal:
-        return f"{said}. {', '.join(equal)} has the same; the first in the recipe was taken."
-    following = max(others, key=lambda one: merits[one.name])
-    said += f" (next: {following.name}, {write(merits[following.name])})."
-    near = _overlapping(chosen, others) if objective == "fastest" else []
-    if near:
-        said += f" The interval of {', '.join(near)} reaches into its own: they may be equal."
-    return said
-
-
-Merit = Callable[[CandidateOutcome], float]
-
-
-def _merit(
-    objective: str, chosen: CandidateOutcome, at: float | None
-) -> tuple[str, Merit, Callable[[float], str]]:
-    """What an objective looks at, in words; the number, more being better; how it is written."""
-
-    def accuracy(one: CandidateOutcome) -> float:
-        known = [value for value in one.metrics.values() if value is not None]
-        return sum(known) / len(known) if known else -math.inf
-
-    def slowness(one: CandidateOutcome) -> float:
-        times = [point.e2el_ms.get("p99") for point in one.latency if point.rate == at]
-        return -times[0] if times and times[0] is not None else -math.inf
-
-    def known(write: Callable[[float | None], str]) -> Callable[[float], str]:
-        return lambda value: write(abs(value)) if math.isfinite(value) else "unknown"
-
-    if objective == "most_accurate":
-        return "the highest mean of its accuracy metrics", accuracy, known(number)
-    if objective == "smallest":
-        return (
-            "the fewest bytes of weights",
-            lambda one: -float(one.size_bytes or math.inf),
-            known(lambda value: megabytes(None if value is None else round(value))),
-        )
-    if chosen.kept_rate is not None:
-        return (
-            "the highest request rate at which the SLA was kept",
-            lambda one: (one.kept_rate or (None,))[0] or 0.0,
-            lambda value: f"{rate(value)} requests/s" if value else "none",
-        )
-    where = f" at {rate(at)} requests/s" if at is not None else ""
-    return f"the lowest P99 E2EL{where}", slowness, known(short_ms)
-
-
-def _overlapping(chosen: CandidateOutcome, others: Sequence[CandidateOutcome]) -> list[str]:
-    """Searched candidates whose rate may be as high, by their own interval."""
-    low = (chosen.kept_rate or (None, None))[0]
-    if low is None:
-        return []
-    return [
-        one.name
-        for one in others
-        if one.kept_rate is not None and (one.kept_rate[1] is None or one.kept_rate[1] > low)
-    ]

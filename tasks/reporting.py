@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from eval_suites.gating import share_of
 from eval_suites.policy import Policy
 from registry.digests import digest_of
 from registry.evidence import ITEMS, read_summary
 from registry.gate_outcome import CandidateVerdict, GateOutcome
-from registry.outcome import ReleaseOutcome, Verdict
+from registry.outcome import GateResult, ReleaseOutcome, Verdict
 from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
+from registry.report_flips import FlippedItem, FlipTexts
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
 from tasks.plotting import Plots, compared_picture, latency_figures
@@ -21,6 +22,8 @@ from tasks.prompt_files import read_jsonl
 from tasks.stages import folder_of
 
 EXAMPLES = 12
+FLIPS = 4
+"""Lost items whose texts are shown; of gained ones half as many."""
 
 
 def report_details(
@@ -29,11 +32,14 @@ def report_details(
     teacher: Measured,
     outcome: ReleaseOutcome,
     plots: Plots,
-    objective_rate: float | None,
+    objective_rate: float | None = None,
+    lineage_svg: str = "",
+    ledger: Sequence[str] = (),
 ) -> ReportDetails:
     """Read the evidence of everybody who was measured; `everyone` is by name, the teacher first.
 
-    `objective_rate` is the one by which fixed rates were compared.
+    With a `champion` among them, flips against it have their texts too. `ledger` are the alias
+    moves of this release, one line each.
     """
     import pandas
 
@@ -72,9 +78,10 @@ def report_details(
             list(everyone.values()), plots, pictured=(outcome.promoted, student)
         ),
         compared=compared_picture(plots),
-        objective=todo.resolved.release.promotion.objective,
-        objective_rate=objective_rate,
         examples=examples(todo, tables, metrics),
+        flips=flip_texts(todo, tables, outcome),
+        lineage_svg=lineage_svg,
+        ledger=list(ledger),
         environments=environments(),
         waivers=outcome.waivers,
         loosened=outcome.loosened,
@@ -110,6 +117,64 @@ def gate_outcome(outcome: ReleaseOutcome, policy: Policy) -> GateOutcome:
     )
 
 
+def flip_texts(
+    todo: ReleasePlan, tables: Mapping[str, Any], outcome: ReleaseOutcome
+) -> list[FlipTexts]:
+    """For each candidate and reference the first flipped items, of the first gate that has any."""
+    prompts = {item["id"]: item for item in read_jsonl(folder_of(todo.prompts) / "eval.jsonl")}
+    names = {"student": todo.resolved.release.reference_candidate}
+    found = []
+    for candidate in outcome.candidates:
+        first = {gate.reference_name: gate for gate in reversed(candidate.gates) if _flipped(gate)}
+        for reference, gate in first.items():
+            theirs = tables.get(names.get(reference or "", reference or ""))
+            ours = tables.get(candidate.name)
+            if theirs is not None and ours is not None:
+                found.append(_flips_of(candidate.name, gate, prompts, theirs, ours))
+    return found
+
+
+def _flipped(gate: GateResult) -> bool:
+    return gate.flips is not None and bool(gate.flips.gained_items or gate.flips.lost_items)
+
+
+def _flips_of(
+    candidate: str, gate: GateResult, prompts: Mapping[str, Any], theirs: Any, ours: Any
+) -> FlipTexts:
+    flips = gate.flips
+    assert flips is not None
+    sides: list[tuple[Literal["lost", "gained"], str]] = [
+        *(("lost", item) for item in flips.lost_items[:FLIPS]),
+        *(("gained", item) for item in flips.gained_items[: FLIPS // 2]),
+    ]
+    return FlipTexts(
+        candidate=candidate,
+        gate=gate.name,
+        metric=gate.metric.removeprefix("accuracy."),
+        reference=gate.reference_name or "",
+        gained=flips.gained,
+        lost=flips.lost,
+        items=[
+            FlippedItem(
+                item_id=item,
+                side=side,
+                segment=prompts[item]["segment"],
+                prompt=prompts[item]["prompt"],
+                expected=_expected(prompts[item]),
+                theirs=str(theirs.at[item, "response"]),
+                ours=str(ours.at[item, "response"]),
+            )
+            for side, item in sides
+            if item in prompts and item in theirs.index and item in ours.index
+        ],
+    )
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    """The reference answer of an item, as people read it."""
+    return json.dumps(item["reference"], ensure_ascii=False)
+
+
 def examples(todo: ReleasePlan, tables: Mapping[str, Any], metrics: Sequence[str]) -> list[Example]:
     """Items on which the answers differ most in the first metric, then others, in file order."""
     items = read_jsonl(folder_of(todo.prompts) / "eval.jsonl")[: todo.resolved.accuracy.items]
@@ -130,7 +195,7 @@ def examples(todo: ReleasePlan, tables: Mapping[str, Any], metrics: Sequence[str
             item_id=item["id"],
             segment=item["segment"],
             prompt=item["prompt"],
-            expected=json.dumps(item["reference"], ensure_ascii=False),
+            expected=_expected(item),
             responses=[
                 Response(
                     name=name,

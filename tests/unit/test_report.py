@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eval_suites.selection import choose
 from flows.rendering import outcome_text
 from registry import report, report_charts, report_latency
 from registry import report_numbers as numbers
@@ -627,7 +628,8 @@ def found(
 
 def searched_release(*others: CandidateOutcome) -> ReleaseOutcome:
     candidates = [found("bf16", (4, 5.0), STEPS[:1]), found("bf16_eagle3", (5.657, 8)), *others]
-    return release().model_copy(update={"candidates": candidates, "promoted": "bf16_eagle3"})
+    known = {"candidates": candidates, "promoted": "bf16_eagle3"}
+    return release().model_copy(update=known | {"selection": choose(candidates, "fastest")})
 
 
 def searched_details(**changes: Any) -> ReportDetails:
@@ -641,7 +643,6 @@ def searched_details(**changes: Any) -> ReportDetails:
     known = {
         "latency": figures,
         "compared": [Picture(title="all candidates", png=PNG)],
-        "objective": "fastest",
     }
     return details().model_copy(update=known | changes)
 
@@ -653,8 +654,9 @@ def words_of(outcome: ReleaseOutcome, shown: ReportDetails) -> str:
 def test_a_search_is_told_with_its_steps() -> None:
     text = words_of(searched_release(infeasible()), searched_details())
     for words in (
-        "Chosen as the fastest of 2 that passed: the highest request rate at which the SLA was "
-        "kept, 5.657 requests/s (next: bf16, 4 requests/s).",
+        "bf16_eagle3 was chosen as the fastest of 2 that passed: request rate that keeps the SLA "
+        "5.657 requests/s (next: bf16, 4 requests/s).",
+        "4 requests/s 4 requests/s to 5 requests/s",
         "Highest rate that keeps the SLA 5.657 req/s not kept at 8; E2EL P99 ≤ 2 s",
         "searched in steps: E2EL P99 ≤ 2 s",
         "bf16 reference student 4 5 no 40",
@@ -722,26 +724,6 @@ def test_optional_columns_only_where_a_step_has_a_number() -> None:
     assert "E2EL P99 all" in heads, "where the SLA does not name it, that of all requests"
 
 
-def test_the_sentence_of_the_choice_is_true_or_says_less() -> None:
-    def chosen(outcome: ReleaseOutcome, objective: str = "fastest", at: float | None = None) -> str:
-        return report_latency.selection(outcome.candidates, outcome.promoted, objective, at)
-
-    near = searched_release(found("w8a8", (5.0, 6.0)))
-    assert chosen(near).endswith("The interval of w8a8 reaches into its own: they may be equal.")
-    assert "w8a8 has the same; the first in the recipe was taken" in chosen(
-        searched_release(found("w8a8", (5.657, 6.0)))
-    )
-    wrong = searched_release(found("w8a8", (50.0, 60.0)))
-    assert chosen(wrong) == "Chosen among 3 that passed, by the objective fastest."
-    assert chosen(release().model_copy(update={"promoted": None})) == ""
-    assert "the lowest P99 E2EL at 2 requests/s" in chosen(release(), at=2.0)
-    assert "unknown" not in chosen(release(), at=2.0)
-    assert chosen(release(), at=3.0).endswith("by the objective fastest."), "never measured"
-    assert "the fewest bytes of weights, 4.1 MB" in chosen(release(), "smallest")
-    one = release().model_copy(update={"candidates": release().candidates[3:4]})
-    assert chosen(one) == "Chosen because no other candidate passed."
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -772,4 +754,5 @@ def test_the_terminal_shows_the_kept_rate() -> None:
     text = outcome_text(searched_release(infeasible()))
     assert "5.657, not 8" in text
     assert "P99 E2EL" not in text
+    assert "selection: bf16_eagle3 was chosen as the fastest of 2 that passed" in text
     assert "P99 E2EL" in outcome_text(release())
