@@ -6,6 +6,7 @@ text are drawn in `currentColor`, so that it reads on a light and on a dark page
 
 from __future__ import annotations
 
+import html
 import re
 import textwrap
 import threading
@@ -51,7 +52,7 @@ def svg(lineage: Lineage, marked: Collection[str] = (), title: str = "lineage") 
     """
     import pygraphviz
 
-    graph = pygraphviz.AGraph(directed=True, strict=True, rankdir="LR", bgcolor="transparent",
+    graph = pygraphviz.AGraph(directed=True, strict=False, rankdir="LR", bgcolor="transparent",
                               nodesep="0.18", ranksep="0.45")  # fmt: skip
     graph.node_attr.update(fontname="sans-serif", fontsize="11", margin="0.12,0.07")
     graph.edge_attr.update(fontname="sans-serif", fontsize="9", arrowsize="0.6")
@@ -102,10 +103,16 @@ def _label(node: Node) -> str:
 
 
 def _plain(text: str, longest: int) -> str:
-    """A text that Graphviz takes as it is: no escapes of its language, no entities, no controls."""
-    kept = "".join(char if char.isprintable() else " " for char in text)
+    """A text that Graphviz takes as it is: no escapes of its language, no entities, no tags."""
+    kept = _printable(text)
     cut = kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
-    return cut.replace("\\", "\\\\").replace("&", "&amp;")
+    spelled = cut.replace("\\", "\\\\").replace("&", "&amp;")
+    # A label between angle brackets would be taken for HTML.
+    return f" {spelled}" if spelled.startswith("<") else spelled
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _inline(drawn: str, title: str) -> str:
@@ -121,13 +128,7 @@ def _inline(drawn: str, title: str) -> str:
     size = re.search(r'<svg width="([\d.]+)pt" height="[\d.]+pt"', body)
     width = round(float(size.group(1)) * 4 / 3) if size else 0
     head = (
-        f'<svg role="img" aria-label="{_attribute(title)}" '
+        f'<svg role="img" aria-label="{html.escape(_printable(title))}" '
         f'style="width:100%;min-width:{width // 2}px;max-width:{width}px;height:auto"'
     )
     return re.sub(r'<svg width="[\d.]+pt" height="[\d.]+pt"', lambda _: head, body, count=1).strip()
-
-
-def _attribute(text: str) -> str:
-    import html
-
-    return html.escape(text)
