@@ -66,6 +66,7 @@ VARIABLES = {
 _VARIABLE_BEGINNINGS = {
     **dict.fromkeys(("LD_", "DYLD_", "PYTHON", "XDG_"), _LIBRARY),
     **dict.fromkeys(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "MODELSCOPE_"), _OURS),
+    **dict.fromkeys(("S3_", "AWS_"), _FILE),
     "VLLM_LORA_RESOLVER_": _SWAP,
 }
 _VARIABLE_ENDINGS = {

@@ -311,7 +311,11 @@ class Store:
             raise Absent(f"{name}: files differ from the manifest ({', '.join(odd[:3])})")
         for relative, entry in manifest.files.items():
             path = present[relative]
-            if path.stat().st_size != entry.size or digest_of_file(path) != entry.sha256:
+            try:
+                same = path.stat().st_size == entry.size and digest_of_file(path) == entry.sha256
+            except FileNotFoundError:
+                raise Absent(f"{name}: removed while it was read") from None
+            if not same:
                 raise Absent(f"{name}: digest differs ({relative} was changed)")
         return manifest
 

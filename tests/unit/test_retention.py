@@ -207,6 +207,23 @@ def test_what_was_used_or_made_anew_meanwhile_stays(shelf: Store) -> None:
     assert file.exists()
 
 
+def test_what_is_withdrawn_while_it_is_read_is_absent(
+    shelf: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.make(STAGE, write, {})
+    aged(shelf, STAGE)
+    (planned,), _ = shelf.entries()
+
+    def digest_of_file(path: Path) -> str:
+        os.utime(shelf.folder(STAGE) / "manifest.json", (0, 0))
+        shelf.withdraw(planned)
+        return str(path.stat())
+
+    monkeypatch.setattr("registry.store.digest_of_file", digest_of_file)
+    with pytest.raises(Absent, match="removed while it was read"):
+        shelf.find(STAGE)
+
+
 def make_slowly(root: Path, started: Any, go_on: Any) -> None:
     def produce(folder: Path) -> dict[str, Any]:
         started.set()
