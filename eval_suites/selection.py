@@ -88,7 +88,7 @@ def choose(
         return selection.model_copy(update={"reason": _nothing(len(passed), objective, keys, axes)})
     # The best number is on the front: who dominates its holder has the same number.
     front = [one for one in passed if one.name in selection.front and one.name in known]
-    picked = _pick(known, front, incumbent)
+    picked = _pick(known, front, incumbent, by_size=objective != WEIGHTS)
     return selection.model_copy(
         update={
             "chosen": picked.name,
@@ -204,12 +204,18 @@ class Picked:
 
 
 def _pick(
-    known: Mapping[str, Merit], front: Sequence[CandidateOutcome], incumbent: str | None
+    known: Mapping[str, Merit],
+    front: Sequence[CandidateOutcome],
+    incumbent: str | None,
+    by_size: bool,
 ) -> Picked:
-    """Of those that nobody is surely above: the champion, else smallest, best, first."""
+    """Of those that nobody is surely above: the champion, else smallest, best, first.
+
+    Not by size where weights decide: they say themselves what memory is worth.
+    """
     best = max((known[one.name] for one in front), key=lambda merit: merit.value)
     equal = [one for one in front if not best.surely_above(known[one.name])]
-    sizes = {one.name: weights_bytes(one) or math.inf for one in equal}
+    sizes = {one.name: (weights_bytes(one) if by_size else None) or math.inf for one in equal}
     least = min(sizes.values())
     smallest = [name for name, size in sizes.items() if size == least]
     top = max(known[name].value for name in smallest)
@@ -220,7 +226,9 @@ def _pick(
     elif len(smallest) == 1 and math.isfinite(least):
         why = f"the smallest of them with {megabytes(round(least))} of weights"
     elif sum(known[name].value == top for name in smallest) == 1:
-        why = "the best of the smallest of them" if len(smallest) < len(equal) else "the best"
+        why = (
+            "the best of the smallest of them" if len(smallest) < len(equal) else "the best of them"
+        )
     else:
         why = "the first of them in the recipe"
     chosen = champion or first

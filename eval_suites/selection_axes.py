@@ -43,13 +43,13 @@ def axes_of(
     for axis, absent in ((accuracy, ""), (speed, ""), (memory, ""), (cost, why)):
         missing = [name for name, one in axis.values.items() if one.value is None]
         if len(missing) == len(axis.values):
-            notes.append(f"{axis.label} is no axis: {absent or 'nobody has a number'}")
+            notes.append(f"left out: {axis.label}, {absent or 'which nobody has a number of'}")
             continue
         found.append(axis)
         if missing:
             notes.append(
-                f"{axis.label} is not known of {', '.join(missing)}, which can neither dominate "
-                "nor be dominated"
+                f"not known of {', '.join(missing)}: {axis.label}; they can neither dominate nor "
+                "be dominated"
             )
     return found, notes
 
@@ -186,9 +186,9 @@ def _cost(passed: Sequence[CandidateOutcome], searched: bool) -> tuple[ComparedA
     """
     label = "cost per million output tokens"
     values = {one.name: _cost_of(one) if searched else UNKNOWN for one in passed}
-    why = "no price is known, or no rate was kept"
+    why = "since no price is known or no rate was kept"
     if not searched:
-        why = "at fixed rates all were paid for the same load; a search for the kept rate tells"
+        why = "since at fixed rates all are paid for the same load; a search would tell"
     return _axis("cost", label, "lower", values), why
 
 

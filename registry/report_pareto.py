@@ -67,8 +67,13 @@ def table(selection: Selection) -> list[Row]:
 def _cell(found: Measure, key: str) -> tuple[str, str]:
     if found.value is None or (found.low == found.high == found.value):
         return measured(found.value, key), ""
-    low = measured(found.low, key) if found.low is not None else "any"
-    high = measured(found.high, key) if found.high is not None else "more"
+    low, high = measured(found.low, key), measured(found.high, key)
+    if found.low is None or found.high is None:
+        return measured(
+            found.value, key
+        ), f"up to {high}" if found.low is None else f"{low} or more"
+    if low.partition(" ")[2] == high.partition(" ")[2]:
+        low = low.partition(" ")[0]
     return measured(found.value, key), f"{low} to {high}"
 
 
@@ -82,9 +87,12 @@ def _place(selection: Selection, name: str) -> str:
 
 
 def scatter(selection: Selection) -> Scatter | None:
-    """The objective's axis and the next one in play; None without two axes or two candidates."""
+    """The objective's axis and the next on which somebody differs.
+
+    None without two axes or two candidates.
+    """
     order = {key: place for place, key in enumerate(_in_play(selection))}
-    axes = sorted(selection.axes, key=lambda axis: order[axis.key])[:2]
+    axes = sorted(selection.axes, key=lambda axis: (not _differs(axis), order[axis.key]))[:2]
     if len(axes) < 2:
         return None
     # Accuracy upright, as people draw it.
@@ -118,6 +126,10 @@ def scatter(selection: Selection) -> Scatter | None:
 def _in_play(selection: Selection) -> list[str]:
     weighed = sorted(selection.weights, key=lambda key: -selection.weights[key])
     return list(dict.fromkeys([*AXES_OF.get(selection.objective, weighed), *IN_PLAY]))
+
+
+def _differs(axis: ComparedAxis) -> bool:
+    return len({one.value for one in axis.values.values()} - {None}) > 1
 
 
 def _known(axis: ComparedAxis, name: str) -> bool:

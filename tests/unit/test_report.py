@@ -656,7 +656,7 @@ def test_a_search_is_told_with_its_steps() -> None:
     for words in (
         "bf16_eagle3 was chosen as the fastest of 2 that passed: request rate that keeps the SLA "
         "5.657 requests/s (next: bf16, 4 requests/s).",
-        "4 requests/s 4 requests/s to 5 requests/s",
+        "4 requests/s 4 to 5 requests/s",
         "Highest rate that keeps the SLA 5.657 req/s not kept at 8; E2EL P99 ≤ 2 s",
         "searched in steps: E2EL P99 ≤ 2 s",
         "bf16 reference student 4 5 no 40",

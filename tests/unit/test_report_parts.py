@@ -171,10 +171,14 @@ def test_the_table_has_all_axes_and_says_who_is_dominated_by_whom() -> None:
         ("c", "dominated by a, b"),
     ]
     assert rows[0].cells == [
-        ("0.950", ""), ("4 requests/s", "4 requests/s to 8 requests/s"), ("2.0 MB", ""),
+        ("0.950", ""), ("4 requests/s", "4 to 8 requests/s"), ("2.0 MB", ""),
     ]  # fmt: skip
-    assert rows[1].cells[1] == ("5 requests/s", "5 requests/s to more")
+    assert rows[1].cells[1] == ("5 requests/s", "5 requests/s or more")
     assert rows[2].cells[2] == ("–", "")
+    cost = axis("cost", "lower", a=Measure(value=2, high=2), b=Measure(value=1, low=0.5, high=1))
+    assert [row.cells for row in table(selection(axes=[cost]))] == [
+        [("2", "up to 2")], [("1", "0.5 to 1")],
+    ]  # fmt: skip
     weighed = selection(
         objective="weights", weights={"accuracy": 1.0},
         scores={"a": Measure(value=1.0), "b": Measure(value=0.97), "c": Measure(value=None)},
@@ -210,6 +214,13 @@ def test_the_axes_follow_the_objective_and_who_lacks_one_is_named() -> None:
     assert weighed is not None
     assert "memory" in weighed.y_title
     assert "kept_rate" in weighed.x_title
+
+
+def test_an_axis_on_which_nobody_differs_is_not_drawn_while_another_is_there() -> None:
+    same = [axis("accuracy", "higher", a=0.9, b=0.9, c=0.9), *selection().axes[1:]]
+    drawn = scatter(selection(axes=same))
+    assert drawn is not None
+    assert {"memory", "kept_rate"} == {drawn.x_title.split(":")[0], drawn.y_title.split(":")[0]}
 
 
 def test_no_drawing_without_two_axes_or_two_candidates() -> None:

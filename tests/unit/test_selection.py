@@ -182,7 +182,9 @@ def test_rates_that_are_open_or_not_known() -> None:
     assert numbers(found, "kept_rate") == {"none": 0.0, "unknown": None, "all": 8.0}
     assert found.chosen == "all"
     assert found.front == ["unknown", "all"], "what is not known is not dominated"
-    assert any("is not known of unknown" in note for note in found.notes)
+    assert any(
+        "not known of unknown: request rate that keeps the SLA;" in note for note in found.notes
+    )
 
 
 def test_fixed_rates_are_compared_by_the_percentile_of_the_policy_with_its_bounds() -> None:
@@ -241,7 +243,7 @@ def test_cost_is_no_axis_at_fixed_rates_nor_without_a_price() -> None:
     found = choose([fixed, fixed.model_copy(update={"name": "b"})], "cheapest")
     assert found.chosen is None
     assert "cheapest needs cost, and it was not measured" in found.reason
-    assert any("all were paid for the same load" in note for note in found.notes)
+    assert any("all are paid for the same load" in note for note in found.notes)
     unpriced = choose([candidate("a", kept=(4.0, 8.0))], "cheapest")
     assert unpriced.chosen is None
     assert any("no price is known" in note for note in unpriced.notes)
@@ -293,6 +295,16 @@ def test_weights_are_exponents_of_ratios() -> None:
     small = choose(ours, "weights", weights={"accuracy": 1, "memory": 1})
     assert small.chosen == "b"
     assert "its score by the weights accuracy 0.5, memory 0.5 is 0.989" in small.reason
+
+
+def test_weights_say_themselves_what_size_is_worth() -> None:
+    ours = [candidate("big", kept=(5.7, 8.0), size=200), candidate("s", kept=(5.0, 6.0), size=50)]
+    found = choose(ours, "weights", weights={"kept_rate": 1})
+    assert found.chosen == "big"
+    assert found.equal == ["s"]
+    assert found.reason.endswith("noise of the measurement, and big is the best of them.")
+    again = choose(ours, "weights", weights={"kept_rate": 1}, incumbent="bundle of s")
+    assert again.chosen == "s"
 
 
 def test_differences_in_accuracy_count_as_what_is_left_of_one() -> None:
