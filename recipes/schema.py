@@ -352,7 +352,7 @@ class Promotion(Written):
     @model_validator(mode="after")
     def _one_way(self) -> Promotion:
         if (self.objective == "weights") != bool(self.weights):
-            raise ValueError("give either an `objective` or `weights`, which must not be empty")
+            raise ValueError("give an `objective`, or `weights` with `objective: weights` or none")
         return self
 
 
