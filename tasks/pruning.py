@@ -239,7 +239,9 @@ class _References:
         }
         for run in runs:
             tags = run.data.tags
-            release = recent.get(tags.get(_PARENT_RUN, ""))
+            # Its own time is the artifact's; of a release that never ended there is no other.
+            own = recent.get(run.info.run_id)
+            release = recent.get(tags.get(_PARENT_RUN, ""), own)
             if TAG_KEY in tags and release is not None:
                 self._add(self._by_key.get(tags[TAG_KEY], ()), f"recent run {release}")
 

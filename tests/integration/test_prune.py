@@ -27,7 +27,7 @@ from registry.ledger import EMPTY, Draft, Ledger, Move
 from registry.outcome import CandidateOutcome, Verdict
 from registry.settings import settings
 from registry.store import Store
-from registry.tracking import StageRecord, Tracker
+from registry.tracking import TAG_KEY, StageRecord, Tracker
 from registry.versions import TAG_PROMOTED, register_version
 from tasks import pruning
 from tasks.bundles import remember, serve_command, tracker
@@ -237,6 +237,16 @@ def test_stages_of_a_recent_run_stay_and_of_an_old_one_go() -> None:
     assert line.all == {stage.key for stage in kept}
     prune(days=28, yes=True)
     assert line.all == set()
+
+
+def test_a_recent_stage_of_a_release_that_never_ended_stays() -> None:
+    line = Line()
+    line.register(stages=(line.other_latency,))
+    (stage,) = tracker().client.search_runs(["1"], f"tags.`{TAG_KEY}` = '{line.other_latency.key}'")
+    backdated(stage.info.run_id, datetime.now(UTC) - timedelta(days=5))
+    prune(yes=True)
+    assert {line.bad.key, line.other_latency.key} < line.all
+    assert line.good.key not in line.all
 
 
 def test_a_bundle_that_was_served_here_lately_stays() -> None:
