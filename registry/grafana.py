@@ -38,13 +38,13 @@ def dashboard(deployment: Deployment) -> str:
     model = VariableOption(text=deployment.model, value=deployment.model, selected=True)
     made = (
         Dashboard(f"vLLM: {deployment.model}")
-        .uid(f"pilotage-{deployment.name}"[:40])
+        .uid(deployment.name)
         .description(
             f"rendered, not run. Bundle {deployment.bundle.digest}, gated with vLLM "
             f"{deployment.bundle.engine_version} on {deployment.gated_on}."
         )
         .tags(["pilotage", "vllm"])
-        .readonly()
+        .editable()
         .refresh("30s")
         .time("now-3h", "now")
         .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
