@@ -13,6 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from flows.console import Json, as_encodable, say, show
+from flows.ledger_commands import ledger
+from flows.prefect_home import prepare_prefect
+from flows.promotion_commands import promote, rollback
 from flows.turn_commands import begin, compare, prove_draft
 from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.settings import settings
@@ -41,7 +44,7 @@ def release(
     as_json: Json = False,
 ) -> None:
     """Run a release to a promoted version or a refusal with reasons."""
-    _prepare_prefect()
+    prepare_prefect()
     from tasks.planning import plan, resolve
 
     overrides = assignments or []
@@ -249,6 +252,9 @@ def bench(
 
 app.command()(compare)
 app.command()(prove_draft)
+app.command()(promote)
+app.command()(ledger)
+app.command()(rollback)
 
 
 def main() -> None:
@@ -298,31 +304,6 @@ def _stop(number: int, frame: Any) -> None:
     signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
     signal.alarm(round(3 * settings().stop_grace) + 5)
     sys.exit(128 + number)
-
-
-def _prepare_prefect() -> None:
-    """Configure Prefect for this checkout, before it is imported for the first time."""
-    home = settings().prefect_home
-    home.mkdir(parents=True, exist_ok=True)
-    defaults = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # The first start migrates the database; 20 s, the default, was missed on two cores.
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "pilotage",
-        # On the terminal our own lines say what happens; the UI still gets every line.
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    # Prompts and keys for a server on this machine are nobody else's business.
-    for name in ("NO_PROXY", "no_proxy"):
-        local = "127.0.0.1,localhost"
-        os.environ[name] = f"{os.environ[name]},{local}" if os.environ.get(name) else local
-    from tasks.progress import configure_logging
-
-    configure_logging()
 
 
 if __name__ == "__main__":

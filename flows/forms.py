@@ -27,3 +27,59 @@ class ReleaseRequest(BaseModel):
         description="A CSV, JSONL or Parquet file instead of the recipe's prompts.",
         json_schema_extra={"position": 2},
     )
+
+
+class PromoteRequest(BaseModel):
+    """Point an alias to a bundle that passed, on its recorded evidence alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: str = Field(
+        description="MODEL@candidate, MODEL@VERSION, or the first digits of a bundle's digest.",
+        json_schema_extra={"position": 0},
+    )
+    alias: str = Field(default="champion", json_schema_extra={"position": 1})
+    policy: str | None = Field(
+        default=None,
+        description="A policy that it must have been judged by; empty: the one it was judged by.",
+        json_schema_extra={"position": 2},
+    )
+    reason: str = Field(
+        default="",
+        description="For the ledger; needed for a version that was rolled back.",
+        json_schema_extra={"position": 3},
+    )
+    expected: int | None = Field(
+        default=None,
+        ge=0,
+        description="Version that must hold the alias still, 0 for none; empty: whichever does.",
+        json_schema_extra={"position": 4},
+    )
+    actor: str = Field(
+        default="", description="Who or what asks.", json_schema_extra={"position": 5}
+    )
+
+
+class RollbackRequest(BaseModel):
+    """Point the champion back to an earlier one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="Registered model.", json_schema_extra={"position": 0})
+    reason: str = Field(
+        min_length=1, description="Why; it stands in the ledger.", json_schema_extra={"position": 1}
+    )
+    to: int | None = Field(
+        default=None,
+        ge=1,
+        description="A version that was champion; empty: the one before.",
+        json_schema_extra={"position": 2},
+    )
+    smoke: bool = Field(
+        default=True,
+        description="Start it and ask it a prompt first. Off only where no engine is at hand.",
+        json_schema_extra={"position": 3},
+    )
+    actor: str = Field(
+        default="", description="Who or what asks.", json_schema_extra={"position": 4}
+    )

@@ -4,7 +4,7 @@
                                                                                      ├─► accuracy
                                                                                      ├─► latency
                                                                                      └─► draft proof
-                                  evidence ─► gates ─► verdict ─► version + alias, report
+                       evidence ─► gates ─► verdict ─► version ─► promote flow: alias ─► report
                                  (teacher, student and champion are the references)
 
 Every arrow is a stage with a key; a stage whose artifact is in the store is reused, so the flow
@@ -20,11 +20,15 @@ from contextlib import contextmanager
 
 from prefect import flow
 
-from flows.forms import ReleaseRequest
+from flows.forms import PromoteRequest, ReleaseRequest
+from flows.promote import promote_bundle
+from registry.alias_moves import AliasMoved
+from registry.alias_outcome import AliasOutcome
 from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
+from registry.versions import PromotionRefused
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
@@ -34,10 +38,11 @@ from tasks.engines.subprocesses import end_leftovers
 from tasks.judging import Measured, judge_candidates, judged_policy
 from tasks.latency import measure_latency, will_run
 from tasks.models import prepare_model
-from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
+from tasks.planning import CandidatePlan, ReleasePlan, ResolvedRelease, plan, resolve
 from tasks.progress import LOG
+from tasks.promoting import SmokeFailed
 from tasks.prompts import prepare_prompts
-from tasks.publishing import publish
+from tasks.publishing import RecordedRelease, conclude, record
 from tasks.quantization import quantize
 from tasks.serving import (
     RemoteTeacher,
@@ -86,8 +91,34 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     if any(gate.reference == "champion" for gate in policy.gates):
         references["champion"] = measure_champion(todo, measured)
     judged = judge_candidates(policy, measured, references)
+    recorded = record(todo, judged, measured, incumbent.version)
+    promotion = promote_chosen(recipes, recorded, incumbent.version)
     spent = time.monotonic() - started
-    return publish(todo, judged, measured, teacher_measured, spent, notes, incumbent.loosened)
+    return conclude(
+        todo, judged, measured, teacher_measured, recorded, promotion, spent, notes,
+        incumbent.loosened,
+    )  # fmt: skip
+
+
+def promote_chosen(
+    recipes: ResolvedRelease, recorded: RecordedRelease, champion: int | None
+) -> AliasOutcome | PilotageError | None:
+    """The promotion of the chosen version, by its own flow; the error where it is refused.
+
+    A refusal ends the release with its reason and its report; a fault of a machine ends the run.
+    """
+    if recorded.version is None:
+        return None
+    request = PromoteRequest(
+        bundle=f"{recipes.release.model}@{recorded.version}",
+        actor=f"release {recipes.name}",
+        expected=champion or 0,
+    )
+    try:
+        return promote_bundle(request)
+    except (AliasMoved, PromotionRefused, SmokeFailed) as refused:
+        LOG.error("not promoted: %s", refused)
+        return refused
 
 
 def served_teacher(todo: ReleasePlan) -> Served:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 EXIT_PASS = 0
 EXIT_CRASH = 1
@@ -50,7 +51,7 @@ class UserError(PilotageError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @classmethod
-    def at(cls, where: object, what: str, remedy: str = "") -> UserError:
+    def at(cls, where: object, what: str, remedy: str = "") -> Self:
         return cls(Problem(str(where), what, remedy))
 
     def __reduce__(self) -> tuple[object, ...]:

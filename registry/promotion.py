@@ -1,298 +1,316 @@
-"""The registered model: versions by bundle digest, and the alias that means production.
+"""What may become of an alias: promote, roll back, take a promotion back.
 
-MLflow's search does not show aliases, so "the search shows no champion" says nothing; only
-asking for the alias by name does. Three answers are told apart: there is no such model, the
-model has no such alias, and the registry could not be asked. Only the first two can mean a
-first release, and only where no version was ever promoted.
+The decisions about a registered model, on top of `alias_moves`. Nothing here measures or starts
+anything; the flows `promote` and `rollback` ask a bundle its smoke prompt around these moves.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from registry.errors import InfrastructureError, UserError
-from registry.outcome import CandidateOutcome, Champion, Verdict
-from registry.tracking import TAG_BUNDLE, TAG_VERDICT, asking_mlflow
+from registry.alias_moves import Aliases, State, holder
+from registry.errors import UserError
+from registry.ledger import Action, Draft, Entry, Move
+from registry.outcome import Champion
+from registry.tracking import TAG_BUNDLE, asking_mlflow
+from registry.versions import (
+    CANDIDATE,
+    CHAMPION,
+    PREVIOUS,
+    TAG_PROMOTED,
+    PromotionRefused,
+    numbered_version,
+    versions_with,
+)
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+TAG_CONFIRMED = "pilotage.confirmed"
+"""On a version: hash of the ledger's line whose alias answered a smoke prompt after the move."""
 
-CHAMPION = "champion"
-PREVIOUS = "previous"
-CANDIDATE = "candidate"
-
-TAG_PROMOTED = "pilotage.promoted"
-"""On a version: it has been the champion."""
-TAG_LAST_CHAMPION = "pilotage.last_champion"
-"""On the registered model: number of the last champion. It outlives a deleted version."""
-
-_NO_SUCH_MODEL = "RESOURCE_DOES_NOT_EXIST"
-_NO_SUCH_ALIAS = "INVALID_PARAMETER_VALUE"
-_EXISTS_ALREADY = "RESOURCE_ALREADY_EXISTS"
-
-
-class PromotionRefused(UserError):
-    """The registry is in a state in which moving the alias would be a guess."""
+_ALIAS = r"[a-z][a-z0-9_-]{0,49}"
+_TAKEN = (PREVIOUS, CANDIDATE, "latest")
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What the registry says about one alias. `version` is None when nothing holds it."""
+class Backing:
+    """What a line of the ledger says about a move beside the move itself."""
 
-    model_exists: bool
-    version: ModelVersion | None
+    actor: str
+    reason: str = ""
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    policy: str = ""
+    waivers: Sequence[str] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Promotion:
-    """A promotion that was read back."""
+class Moved:
+    """An alias that points where it should, read back. `entry` None: it did before."""
 
-    champion: Champion
-    previous: Champion | None
+    version: int
+    before: int | None
     changed: bool
+    entry: Entry | None
 
 
-def standing(client: MlflowClient, model: str, alias: str = CHAMPION) -> Standing:
-    """Who holds the alias. Raises `InfrastructureError` when the registry cannot be asked."""
-    from mlflow.exceptions import MlflowException
-
-    with asking_mlflow(f"read alias {alias} of {model}"):
-        try:
-            return Standing(True, client.get_model_version_by_alias(model, alias))
-        except MlflowException as error:
-            if error.error_code not in (_NO_SUCH_MODEL, _NO_SUCH_ALIAS):
-                raise
-        # Both codes have other causes too (a version that cannot be read); ask once more.
-        try:
-            registered = client.get_registered_model(model)
-        except MlflowException as error:
-            if error.error_code == _NO_SUCH_MODEL:
-                return Standing(False, None)
-            raise
-    if alias in registered.aliases:
-        raise InfrastructureError(
-            f"MLflow: alias {alias} of {model} points to version {registered.aliases[alias]}, "
-            "which cannot be read"
+def check_alias(alias: str) -> None:
+    """Raises `UserError` for an alias that MLflow reserves or that moves by itself."""
+    if not re.fullmatch(_ALIAS, alias) or alias in _TAKEN or re.fullmatch(r"v\d+", alias):
+        raise UserError.at(
+            f"--alias {alias}",
+            "cannot be promoted to",
+            f"lower-case letters, digits, - and _, e.g. champion; not {', '.join(_TAKEN)} or vN",
         )
-    return Standing(True, None)
 
 
-def current_champion(
-    client: MlflowClient, model: str, alias: str = CHAMPION
-) -> ModelVersion | None:
-    """The version that holds the alias; None where the model or the alias does not exist."""
-    return standing(client, model, alias).version
+def check_promotable(aliases: Aliases, *, first_release: bool) -> State:
+    """Whether a promotion to champion could go on. Ask before the work, not after a night of it.
 
-
-def numbered_version(client: MlflowClient, model: str, number: int) -> ModelVersion | None:
-    """A version by its number; None where model or version does not exist."""
-    from mlflow.exceptions import MlflowException
-
-    with asking_mlflow(f"read version {number} of {model}"):
-        try:
-            return client.get_model_version(model, str(number))
-        except MlflowException as error:
-            if error.error_code == _NO_SUCH_MODEL:
-                return None
-            raise
-
-
-def find_version(client: MlflowClient, model: str, bundle: str) -> ModelVersion | None:
-    """The version registered for a bundle digest (the oldest, should there be two)."""
-    found = _versions(client, model, f"tags.`{TAG_BUNDLE}` = '{bundle}'")
-    return min(found, key=lambda version: int(version.version), default=None)
-
-
-def check_promotable(client: MlflowClient, model: str, *, first_release: bool) -> Standing:
-    """Whether a promotion could go on. Ask before the work, not after a night of it.
-
-    Raises `PromotionRefused` when a promoted version exists and the alias is gone, and when
-    there is no champion and this is not said to be the first release.
+    A move that was killed half-way is finished. Raises `PromotionRefused` when the champion was
+    moved or removed outside, and when there is no champion and this is not said to be the first
+    release.
     """
-    now = standing(client, model)
-    if now.version is not None:
-        return now
-    if now.model_exists:
-        _refuse_lost_alias(client, model)
+    state = aliases.settle()
+    if CHAMPION in state.aliases:
+        return state
+    model = aliases.model
+    if not state.entries:
+        _refuse_lost_champion(aliases)
     if not first_release:
-        what = "has no champion" if now.model_exists else "does not exist"
         raise PromotionRefused.at(
             f"models:/{model}@{CHAMPION}",
-            f"registered model {model!r} {what}, so there is no baseline",
+            f"registered model {model!r} has no champion, so there is no baseline",
             "for the first release set `promotion.first_release: true` in the release recipe",
         )
-    return now
+    return state
 
 
-def register_candidate(
-    client: MlflowClient,
-    model: str,
-    outcome: CandidateOutcome,
-    *,
-    model_id: str,
-    run_id: str,
-    tags: Mapping[str, str],
-) -> int:
-    """Register the bundle as a version (once) and point alias `candidate` to it.
-
-    model_id: its LoggedModel; run_id: the release's run; tags: policy, release and the like.
-    Returns the version. Only a bundle with verdict PASS becomes a version.
-    """
-    version = _register(client, model, outcome, model_id, run_id, tags)
-    _point(client, model, CANDIDATE, version)
-    return version
+def point_candidate(aliases: Aliases, version: int, bundle: str, backing: Backing) -> None:
+    """Alias `candidate`: the newest version that passed, whether or not it is promoted."""
+    now = aliases.settle().aliases.get(CANDIDATE)
+    if now == version:
+        return
+    move = {CANDIDATE: Move(before=now, after=version)}
+    aliases.move(_draft("register", move, bundle, backing))
 
 
 def promote(
-    client: MlflowClient,
-    model: str,
-    outcome: CandidateOutcome,
+    aliases: Aliases,
+    version: int,
+    bundle: str,
+    backing: Backing,
     *,
-    model_id: str,
-    run_id: str,
-    tags: Mapping[str, str],
-    first_release: bool,
-) -> Promotion:
-    """Make the bundle the champion, and the champion `previous`.
+    expected: int | None,
+    alias: str = CHAMPION,
+) -> Moved:
+    """Point the alias to the version, and `previous` to the champion that it replaces.
 
-    Both aliases are read back before success. The same bundle again changes no alias and makes
-    no version. The mark "was promoted" is written after the alias, so that a run killed in
-    between can be repeated. Raises `PromotionRefused` (see `check_promotable`).
+    expected: the version that held the alias when the evidence was judged; None for nothing. Where
+    the alias points to `version` already nothing is written. Raises `AliasMoved` when it points to
+    neither, `PromotionRefused` for a version that was rolled back when no reason is given: what was
+    taken out of production does not come back by itself.
     """
-    before = check_promotable(client, model, first_release=first_release).version
-    version = _register(client, model, outcome, model_id, run_id, tags)
-    if before is not None and int(before.version) == version:
-        _mark_promoted(client, model, version)
-        return Promotion(
-            _champion(before, CHAMPION), _holder(client, model, PREVIOUS), changed=False
+    state = aliases.settle()
+    now = state.aliases.get(alias)
+    if now == version:
+        return Moved(version, _before(state, alias, version), False, state.moved(alias))
+    check_not_rolled_back(aliases.model, state, version, backing.reason)
+    moves = {alias: Move(before=expected, after=version)}
+    if alias == CHAMPION and expected is not None:
+        moves[PREVIOUS] = Move(before=state.aliases.get(PREVIOUS), after=expected)
+    entry = aliases.move(_draft("promote", moves, bundle, backing))
+    return Moved(version, expected, True, entry)
+
+
+def check_not_rolled_back(model: str, state: State, version: int, reason: str = "") -> None:
+    """Raises `PromotionRefused`; a reason, given by a person, lifts it."""
+    line = rolled_back(state).get(version)
+    if line is not None and not reason:
+        raise PromotionRefused.at(
+            f"models:/{model}/{version}",
+            f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {line.actor}: {line.reason}",
+            f'to promote it all the same: `pilotage promote {model}@{version} --reason "..."`',
         )
-    if before is not None:
-        _mark_promoted(client, model, int(before.version))
-        _point(client, model, PREVIOUS, int(before.version))
-    _point(client, model, CHAMPION, version)
-    _mark_promoted(client, model, version)
-    return Promotion(
-        Champion(version=version, bundle=outcome.bundle),
-        _champion(before, PREVIOUS) if before is not None else None,
-        changed=True,
+
+
+def is_confirmed(aliases: Aliases, moved: Moved) -> bool:
+    """Whether the alias answered after this very move; a killed promotion lacks that."""
+    if moved.entry is None:
+        return False
+    found = numbered_version(aliases.client, aliases.model, moved.version)
+    return found is not None and found.tags.get(TAG_CONFIRMED) == moved.entry.hash
+
+
+def confirm(aliases: Aliases, moved: Moved, alias: str = CHAMPION) -> None:
+    """The alias answered: mark the version with the line, and as one that has been champion."""
+    if moved.entry is None:
+        return
+    tags = {TAG_CONFIRMED: moved.entry.hash}
+    if alias == CHAMPION:
+        tags[TAG_PROMOTED] = "true"
+    with asking_mlflow(f"mark version {moved.version} of {aliases.model}"):
+        for name, value in tags.items():
+            aliases.client.set_model_version_tag(aliases.model, str(moved.version), name, value)
+
+
+def restore(aliases: Aliases, moved: Moved, actor: str, reason: str) -> Entry | None:
+    """Take a promotion back whose alias did not answer: every alias as it was before that line.
+
+    None where the line was no promotion (there is nothing to go back to). Raises `AliasMoved` when
+    somebody moved an alias since.
+    """
+    entry = moved.entry
+    if entry is None or entry.action != "promote":
+        return None
+    back = {
+        alias: Move(before=move.after, after=move.before) for alias, move in entry.moves.items()
+    }
+    details = {"takes_back": str(entry.sequence)}
+    return aliases.move(
+        Draft(actor=actor, action="restore", moves=back, reason=reason, details=details)
     )
+
+
+# -- rollback --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RollbackPlan:
+    """Where a rollback goes; `done`: nothing is left to do, and this line did it."""
+
+    version: int
+    bundle: str
+    before: int | None
+    state: State
+    done: Entry | None = None
+
+
+def plan_rollback(aliases: Aliases, to: int | None, owner: str, reason: str) -> RollbackPlan:
+    """The version a rollback goes to: `to`, else alias `previous`.
+
+    A champion that was moved outside is adopted in `owner`'s name. Raises `PromotionRefused` when
+    there is no such version, when it never was champion, and when the last line is a rollback
+    already and no version is named: going back twice by accident is worse than asking.
+    """
+    model = aliases.model
+    state = aliases.settle(owner=owner if to is not None else "", reason=reason)
+    now = state.aliases.get(CHAMPION)
+    last = state.moved(CHAMPION)
+    if to is None and last is not None and last.action == "rollback":
+        if state.finished == last and now is not None:
+            return RollbackPlan(now, last.bundle, last.moves[CHAMPION].before, state, last)
+        raise PromotionRefused.at(
+            f"models:/{model}@{CHAMPION}",
+            f"was rolled back to {holder(now)} already (line {last.sequence}, {last.actor}, "
+            f"{last.at:%Y-%m-%d %H:%M} UTC)",
+            "to go back further name the version: --to VERSION",
+        )
+    wanted = to if to is not None else state.aliases.get(PREVIOUS)
+    if wanted is None:
+        raise PromotionRefused.at(
+            f"models:/{model}@{PREVIOUS}",
+            "there is no earlier champion to go back to",
+            f"name a version that was champion: --to VERSION (`pilotage ledger {model}`)",
+        )
+    version = numbered_version(aliases.client, model, wanted)
+    if version is None:
+        raise PromotionRefused.at(
+            f"models:/{model}/{wanted}", "no such version", f"see `pilotage ledger {model}`"
+        )
+    if wanted not in champions(state) and version.tags.get(TAG_PROMOTED) != "true":
+        raise PromotionRefused.at(
+            f"models:/{model}/{wanted}",
+            "never was champion, so there is nothing to go back to",
+            f"`pilotage promote {model}@{wanted}` asks for its evidence",
+        )
+    bundle = version.tags.get(TAG_BUNDLE, "")
+    done = last if now == wanted else None
+    return RollbackPlan(wanted, bundle, now, state, done)
+
+
+def roll_back(aliases: Aliases, plan: RollbackPlan, backing: Backing) -> Moved:
+    """Point `champion` to the plan's version, and `previous` to the champion before that one."""
+    older = _before(plan.state, CHAMPION, plan.version)
+    held = plan.state.aliases.get(PREVIOUS)
+    moves = {CHAMPION: Move(before=plan.before, after=plan.version)}
+    if held != older:
+        moves[PREVIOUS] = Move(before=held, after=older)
+    entry = aliases.move(_draft("rollback", moves, plan.bundle, backing))
+    return Moved(plan.version, plan.before, True, entry)
+
+
+def champions(state: State) -> set[int]:
+    """Every version that was champion, but for those whose promotion was taken back."""
+    lines = {one.sequence: one for one in state.entries if CHAMPION in one.moves}
+    taken_back = {
+        int(one.details["takes_back"]) for one in lines.values() if one.action == "restore"
+    }
+    held = {one.moves[CHAMPION].after for number, one in lines.items() if number not in taken_back}
+    return {version for version in held if version is not None}
+
+
+def rolled_back(state: State) -> dict[int, Entry]:
+    """Versions that were rolled back and not promoted since, with the line that did it."""
+    found: dict[int, Entry] = {}
+    for entry in state.entries:
+        move = entry.moves.get(CHAMPION)
+        if move is None:
+            continue
+        if entry.action == "rollback" and move.before is not None:
+            found[move.before] = entry
+        if move.after is not None:
+            found.pop(move.after, None)
+    return found
 
 
 # -- parts -----------------------------------------------------------------------------------
 
 
-def _register(
-    client: MlflowClient,
-    model: str,
-    outcome: CandidateOutcome,
-    model_id: str,
-    run_id: str,
-    tags: Mapping[str, str],
-) -> int:
-    from mlflow.exceptions import MlflowException
-
-    if outcome.verdict is not Verdict.PASS:
-        raise PromotionRefused.at(
-            f"candidate {outcome.name}",
-            f"its verdict is {outcome.verdict}: {'; '.join(outcome.reasons)}",
-            "only a bundle that passed every critical gate becomes a version",
-        )
-    wanted = {
-        **tags,
-        **{f"pilotage.evidence.{kind}": digest for kind, digest in outcome.evidence.items()},
-        "pilotage.candidate": outcome.name,
-        TAG_VERDICT: outcome.verdict.value,
-        TAG_BUNDLE: outcome.bundle,
-    }
-    found = find_version(client, model, outcome.bundle)
-    with asking_mlflow(f"register {outcome.name} as a version of {model}"):
-        if found is not None:
-            # Measured again, perhaps: the version names its newest evidence.
-            for name, value in wanted.items():
-                if found.tags.get(name) != value:
-                    client.set_model_version_tag(model, found.version, name, value)
-            return int(found.version)
-        try:
-            client.create_registered_model(model)
-        except MlflowException as error:
-            if error.error_code != _EXISTS_ALREADY:
-                raise
-        # `models:/<id>` as the source is looked up at the process's global tracking URI, which
-        # may be another backend than this client's; the location itself is not.
-        logged = client.get_logged_model(model_id)
-        made = client.create_model_version(
-            model, logged.artifact_location, run_id=run_id, tags=wanted, model_id=model_id
-        )
-        # What `mlflow.register_model` writes; the UI links the two by it.
-        link = [{"name": model, "version": int(made.version)}]
-        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": json.dumps(link)})
-        return int(made.version)
-
-
-def _refuse_lost_alias(client: MlflowClient, model: str) -> None:
-    promoted = _versions(client, model, f"tags.`{TAG_PROMOTED}` = 'true'")
-    with asking_mlflow(f"read {model}"):
-        last = client.get_registered_model(model).tags.get(TAG_LAST_CHAMPION)
-    numbers = sorted(
-        {int(version.version) for version in promoted} | ({int(last)} if last else set())
+def _draft(action: Action, moves: dict[str, Move], bundle: str, backing: Backing) -> Draft:
+    return Draft(
+        actor=backing.actor,
+        action=action,
+        moves=moves,
+        bundle=bundle,
+        evidence=dict(backing.evidence),
+        policy=backing.policy,
+        waivers=list(backing.waivers),
+        reason=backing.reason,
+        details=dict(backing.details),
     )
+
+
+def _before(state: State, alias: str, version: int) -> int | None:
+    """Who held the alias before the version got it the last time by a promotion."""
+    for entry in reversed(state.entries):
+        move = entry.moves.get(alias)
+        if entry.action == "promote" and move is not None and move.after == version:
+            return move.before
+    return None
+
+
+def _refuse_lost_champion(aliases: Aliases) -> None:
+    """A champion from before the ledger whose alias is gone; only its tag tells of it."""
+    model = aliases.model
+    promoted = versions_with(aliases.client, model, f"tags.`{TAG_PROMOTED}` = 'true'")
+    numbers = sorted(int(version.version) for version in promoted)
     if not numbers:
-        return
-    listed = ", ".join(str(number) for number in numbers)
-    raise PromotionRefused.at(
-        f"models:/{model}@{CHAMPION}",
-        f"version {listed} was promoted, but no version holds the alias {CHAMPION!r}: "
-        "somebody removed the alias, or deleted the version that held it",
-        "give the alias back to the version that is in production "
-        f"(MlflowClient.set_registered_model_alias({model!r}, {CHAMPION!r}, VERSION)), "
-        "then release again",
-    )
-
-
-def _versions(client: MlflowClient, model: str, condition: str) -> list[ModelVersion]:
-    found: list[ModelVersion] = []
-    token = None
-    with asking_mlflow(f"list the versions of {model}"):
-        while True:
-            page = client.search_model_versions(
-                f"name = '{model}' and {condition}", page_token=token
-            )
-            found += page
-            token = page.token
-            if not token:
-                return found
-
-
-def _point(client: MlflowClient, model: str, alias: str, version: int) -> None:
-    """Move an alias and read it back."""
-    now = standing(client, model, alias).version
-    if now is None or int(now.version) != version:
-        with asking_mlflow(f"set alias {alias} of {model}"):
-            client.set_registered_model_alias(model, alias, str(version))
-        now = standing(client, model, alias).version
-    if now is None or int(now.version) != version:
-        held = f"version {now.version}" if now is not None else "nothing"
-        raise InfrastructureError(
-            f"MLflow: alias {alias} of {model} was set to version {version} and reads as {held}"
+        # The version itself may have been deleted; releases before the ledger left this tag.
+        last = aliases.tags().get("pilotage.last_champion")
+        numbers = [int(last)] if last else []
+    if numbers:
+        raise PromotionRefused.at(
+            f"models:/{model}@{CHAMPION}",
+            f"version {', '.join(map(str, numbers))} was promoted, but no version holds the alias "
+            f"{CHAMPION!r}: somebody removed the alias, or deleted the version that held it",
+            f"say which version is in production: `pilotage rollback {model} --to VERSION "
+            '--reason "..."`; then release again',
         )
 
 
-def _mark_promoted(client: MlflowClient, model: str, version: int) -> None:
-    with asking_mlflow(f"mark version {version} of {model}"):
-        client.set_model_version_tag(model, str(version), TAG_PROMOTED, "true")
-        client.set_registered_model_tag(model, TAG_LAST_CHAMPION, str(version))
-
-
-def _holder(client: MlflowClient, model: str, alias: str) -> Champion | None:
-    version = standing(client, model, alias).version
-    return _champion(version, alias) if version is not None else None
-
-
-def _champion(version: ModelVersion, alias: str) -> Champion:
-    return Champion(
-        version=int(version.version), bundle=version.tags.get(TAG_BUNDLE, ""), alias=alias
-    )
+def champion_of(aliases: Aliases, version: int, alias: str = CHAMPION) -> Champion:
+    """A version as outcomes name it."""
+    found = numbered_version(aliases.client, aliases.model, version)
+    bundle = found.tags.get(TAG_BUNDLE, "") if found is not None else ""
+    return Champion(version=version, bundle=bundle, alias=alias)

@@ -6,6 +6,7 @@ travels, and says what matters for making the same thing again.
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import json
 import os
@@ -125,6 +126,15 @@ def git_revision() -> str:
         return f"{commit}+changes" if _git("status", "--porcelain", "-uno") else commit
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def actor_name() -> str:
+    """Who a line of the ledger names where nobody else is named: PILOTAGE_ACTOR, or the login."""
+    try:
+        return settings().actor or getpass.getuser()
+    except (OSError, KeyError):
+        # No login: a container with a bare user id.
+        return f"user {os.getuid()}"
 
 
 def provenance() -> dict[str, Any]:

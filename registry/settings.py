@@ -42,6 +42,11 @@ class Settings(BaseSettings):
         description="Database URL of the ledger. Empty: the tracking database; needed where "
         "PILOTAGE_MLFLOW_URI is a server's, which lets nobody into its database.",
     )
+    actor: str = Field(
+        default="",
+        max_length=200,
+        description="Who the ledger names for a promotion or a rollback. Empty: the login name.",
+    )
     teacher_api_key: SecretStr = Field(
         default=SecretStr(""),
         description="API key sent to a teacher that is reached by URL. Never logged.",
@@ -70,6 +75,11 @@ class Settings(BaseSettings):
     @property
     def store_dir(self) -> Path:
         return self.home / "store"
+
+    @property
+    def downloads_dir(self) -> Path:
+        """Weights fetched out of MLflow, by digest, where the store does not have them."""
+        return self.home / "downloads"
 
     @property
     def logs_dir(self) -> Path:

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.bundle import Bundle
+from registry.digests import digest_of
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome
@@ -49,6 +50,12 @@ _TAG_PARENT = "mlflow.parentRunId"
 
 OUTCOME_FILE = "outcome.json"
 BUNDLE_FILE = "bundle.json"
+TAG_JUDGED = "pilotage.judged_at"
+"""On a LoggedModel: when its bundle was judged last; the newest judgement counts."""
+_TAG_RECORDED = "pilotage.recorded"
+"""On a LoggedModel: digest of what it was filled with, so that a later judgement is seen."""
+_TAG_WEIGHTS = "pilotage.weights"
+"""On a LoggedModel: the bundle whose weights lie in it, whole."""
 
 _TAG_LENGTH = 5000
 """MLflow cuts tags at 8,000 characters, some backends at 5,000."""
@@ -266,12 +273,14 @@ class Tracker:
         evidence: Mapping[str, Mapping[str, Path]] | None = None,
         *,
         measured_at: datetime,
+        texts: Mapping[str, Mapping[str, str]] | None = None,
     ) -> dict[str, str]:
         """Record each candidate, refused ones too, as a LoggedModel; model ids by name.
 
         A LoggedModel holds `bundle.json`, which names the store's folders and digests, the
-        candidate's outcome, and the evidence summaries (`evidence[name][kind]` is a file). The
-        weights stay in the store. Same bundle in the same release: the same LoggedModel.
+        candidate's outcome, the evidence summaries (`evidence[name][kind]` is a file) and what
+        `texts[name]` has by file name. Same bundle in the same release: the same LoggedModel,
+        filled again when it was judged otherwise. Weights are added when it becomes a version.
         """
         with asking_mlflow("record the candidates"):
             experiment = self.client.get_run(parent).info.experiment_id
@@ -294,11 +303,29 @@ class Tracker:
                         params=_bundle_params(bundle),
                     )
                 made[outcome.name] = model.model_id
-                if model.status.name == "READY" and model.tags.get(TAG_VERDICT) == outcome.verdict:
+                judged = {TAG_JUDGED: datetime.now(UTC).isoformat(timespec="milliseconds")}
+                self.client.set_logged_model_tags(model.model_id, judged)
+                more = (texts or {}).get(outcome.name, {})
+                recorded = digest_of([outcome, more])
+                if model.status.name == "READY" and model.tags.get(_TAG_RECORDED) == recorded:
                     continue
                 files = (evidence or {}).get(outcome.name, {})
-                self._fill_model(parent, model.model_id, outcome, bundle, files, measured_at)
+                self._fill_model(
+                    parent, model.model_id, outcome, bundle, files, measured_at, more, recorded
+                )
             return made
+
+    def add_weights(self, model_id: str, bundle: str, folders: Mapping[str, Path]) -> None:
+        """Put folders of weights into a LoggedModel, by name (`target`, `draft`), once.
+
+        What `models:/NAME@ALIAS` downloads is then all that a server is started from.
+        """
+        with asking_mlflow("store the weights"):
+            if self.client.get_logged_model(model_id).tags.get(_TAG_WEIGHTS) == bundle:
+                return
+            for name, folder in folders.items():
+                self.client.log_model_artifacts(model_id, str(folder), name)
+            self.client.set_logged_model_tags(model_id, {_TAG_WEIGHTS: bundle})
 
     def _fill_model(
         self,
@@ -308,6 +335,8 @@ class Tracker:
         bundle: Bundle,
         evidence: Mapping[str, Path],
         measured_at: datetime,
+        texts: Mapping[str, str],
+        recorded: str,
     ) -> None:
         with tempfile.TemporaryDirectory(prefix="pilotage-") as folder:
             written = Path(folder)
@@ -316,6 +345,9 @@ class Tracker:
             _write_json(written / OUTCOME_FILE, outcome.model_dump(mode="json"))
             for kind, path in evidence.items():
                 (written / f"evidence-{kind}.json").write_bytes(path.read_bytes())
+            for name, text in texts.items():
+                (written / name).parent.mkdir(parents=True, exist_ok=True)
+                (written / name).write_text(text, encoding="utf-8")
             self.client.log_model_artifacts(model_id, folder)
         at = _milliseconds(measured_at)
         metrics = scalar_metrics(outcome.metrics, at, model_id)
@@ -323,7 +355,9 @@ class Tracker:
         metrics += kept_rate_metrics(outcome.kept_rate, at, model_id)
         prefixed = [_renamed(metric, f"{outcome.name}.{metric.key}") for metric in metrics]
         self._log(parent, metrics=prefixed)
-        self.client.set_logged_model_tags(model_id, _candidate_tags(outcome))
+        self.client.set_logged_model_tags(
+            model_id, {**_candidate_tags(outcome), _TAG_RECORDED: recorded}
+        )
         self.client.finalize_logged_model(model_id, "READY")
 
     # -- parts -----------------------------------------------------------------------------

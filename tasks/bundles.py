@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from pathlib import Path
+import shutil
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from registry.bundle import Bundle
+from registry.alias_moves import Aliases
+from registry.bundle import Bundle, Part
 from registry.digests import digest_of_folder
 from registry.errors import UserError
-from registry.promotion import current_champion, numbered_version
+from registry.ledger import Ledger
 from registry.provenance import engine_version
 from registry.settings import settings
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
+from registry.versions import current_champion, numbered_version
 from registry.whole_files import write_whole
 from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
 from tasks.progress import LOG
@@ -64,6 +69,10 @@ def _folder() -> Path:
 
 def tracker() -> Tracker:
     return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
+
+
+def aliases_of_model(model: str) -> Aliases:
+    return Aliases(tracker().client, Ledger(settings().ledger_uri), model)
 
 
 def promoted_bundle(reference: str) -> Bundle:
@@ -137,12 +146,49 @@ def as_served_here(bundle: Bundle, reference: str) -> Bundle:
     return bundle
 
 
+# -- the weights -----------------------------------------------------------------------------
+
+
 def weights_as_gated(bundle: Bundle, reference: str) -> None:
-    """Compare every file of target and draft with the digest that was gated. Raises `UserError`."""
-    for part in filter(None, (bundle.target, bundle.draft)):
-        if not part.path.is_dir() or digest_of_folder(part.path) != part.digest:
+    """Compare every file of target and draft with the digest that was gated. Raises `UserError`.
+
+    A folder that this machine's store does not have is fetched out of MLflow, where a version's
+    weights lie; one that is there and differs is refused, not replaced.
+    """
+    for name, part in (("target", bundle.target), ("draft", bundle.draft)):
+        if part is None:
+            continue
+        remedy = "run the release again: it is made anew, or restored from a backup of the store"
+        if not part.path.is_dir() and not _fetch(part, name, bundle):
             raise UserError.at(
-                part.path,
-                f"is missing or is not what was gated as {reference}",
-                "run the release again: it is made anew, or restored from a backup of the store",
+                part.path, f"is missing, and MLflow has no {name} of {reference}", remedy
             )
+        if digest_of_folder(part.path) != part.digest:
+            raise UserError.at(part.path, f"is not what was gated as {reference}", remedy)
+
+
+def _fetch(part: Part, name: str, bundle: Bundle) -> bool:
+    """Whether some version of the bundle had the folder in MLflow; it lies at `part.path` then."""
+    kept = settings().downloads_dir / part.digest
+    records = tracker()
+    with asking_mlflow(f"fetch the {name} of bundle {bundle.digest[:12]}"):
+        from mlflow.artifacts import download_artifacts, list_artifacts
+
+        found = records.client.search_model_versions(f"tags.`{TAG_BUNDLE}` = '{bundle.digest}'")
+        for version in found:
+            source = version.source.rstrip("/")
+            held = list_artifacts(source, tracking_uri=records.uri)
+            if name not in [PurePosixPath(one.path).name for one in held]:
+                continue
+            LOG.info("fetching the %s of bundle %s out of MLflow", name, bundle.digest[:12])
+            incoming = kept.with_name(f".{part.digest}-{os.getpid()}")
+            try:
+                fetched = download_artifacts(
+                    f"{source}/{name}", dst_path=str(incoming), tracking_uri=records.uri
+                )
+                with suppress(OSError):  # another process was first
+                    Path(fetched).rename(kept)
+            finally:
+                shutil.rmtree(incoming, ignore_errors=True)
+            return True
+    return False

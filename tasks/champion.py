@@ -12,12 +12,13 @@ from eval_suites.policy import Policy
 from registry.bundle import Bundle
 from registry.errors import Infeasible, UserError
 from registry.outcome import LoosenedGate
-from registry.promotion import CHAMPION, check_promotable
+from registry.promotion import check_promotable
 from registry.provenance import engine_version
 from registry.tracking import asking_mlflow
+from registry.versions import CHAMPION, numbered_version
 from tasks import accuracy
 from tasks.accuracy import measure_accuracy
-from tasks.bundles import promoted_bundle, tracker, weights_as_gated
+from tasks.bundles import aliases_of_model, promoted_bundle, tracker, weights_as_gated
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG
@@ -43,11 +44,12 @@ def check_registry(model: str, first_release: bool, policy: Policy) -> Incumbent
     Raises `UserError` where the champion's alias was lost, and where the policy is looser than
     the one that promoted the champion and nobody owned up to it.
     """
-    now = check_promotable(tracker().client, model, first_release=first_release)
-    if now.version is None:
+    state = check_promotable(aliases_of_model(model), first_release=first_release)
+    number = state.aliases.get(CHAMPION)
+    if number is None:
         return Incumbent()
-    number = int(now.version.version)
-    old = recorded_policy(str(now.version.run_id))
+    version = numbered_version(tracker().client, model, number)
+    old = recorded_policy(str(version.run_id)) if version is not None else None
     if old is None:
         LOG.warning("%s version %d: no policy is recorded, so none is compared", model, number)
         return Incumbent(number)

@@ -1,4 +1,4 @@
-"""Record a judged release in MLflow, promote the best passing bundle, write the report.
+"""Record a judged release in MLflow; after its promotion, say what came of it in a report.
 
 Everything here is found before it is made, so a release that is run again, or was killed in the
 middle of publishing, ends with the same runs, the same version and the same alias.
@@ -8,76 +8,73 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from filelock import FileLock
 from prefect import task
 
 from eval_suites.gating import notes_of, waivers_of
 from eval_suites.verdicts import release_verdict
+from registry.alias_outcome import AliasOutcome
 from registry.artifacts import Stage
+from registry.bundle import Bundle
 from registry.digests import digest_of
+from registry.errors import PilotageError
 from registry.evidence import LatencyEvidence, read_summary
 from registry.gate_report import json_line, markdown
-from registry.outcome import CandidateOutcome, Champion, LoosenedGate, ReleaseOutcome
-from registry.promotion import (
-    CHAMPION,
-    current_champion,
-    promote,
-    register_candidate,
-)
+from registry.lineage import LINEAGE_FILE
+from registry.outcome import CandidateOutcome, LoosenedGate, ReleaseOutcome, Verdict
+from registry.promotion import champion_of, rolled_back
 from registry.provenance import provenance
+from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.report import report_path, write_report
 from registry.settings import settings
 from registry.store import Absent
 from registry.tracking import StageRecord
-from tasks.bundles import tracker
+from registry.versions import CHAMPION, PREVIOUS
+from tasks.bundles import aliases_of_model, tracker
 from tasks.judging import Measured, select
+from tasks.lineage import lineage_for
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.plotting import plot_artifacts, release_plots
 from tasks.progress import LOG
+from tasks.promoting import SmokeFailed
+from tasks.prompt_files import read_jsonl
+from tasks.registering import make_version
 from tasks.reporting import gate_outcome, report_details
-from tasks.stages import TASK_OPTIONS, artifact_of, stages_of_run, store
+from tasks.stages import TASK_OPTIONS, artifact_of, folder_of, stages_of_run, store
 
 PUBLISH_WAIT = 600.0
 """Seconds that a release waits for another one of the same model to be recorded."""
 
 
-@task(name="publish", **TASK_OPTIONS)
-def publish(
+@dataclass(frozen=True)
+class RecordedRelease:
+    """What of a judged release is in MLflow: its run, its candidates, and the chosen version."""
+
+    digest: str
+    run: str
+    chosen: str | None
+    version: int | None
+    notes: list[str]
+
+
+@task(name="record", **TASK_OPTIONS)
+def record(
     todo: ReleasePlan,
     candidates: Sequence[CandidateOutcome],
     measured: Sequence[Measured],
-    teacher: Measured,
-    seconds: float,
-    notes: Sequence[str] = (),
-    loosened: Sequence[LoosenedGate] = (),
-) -> ReleaseOutcome:
-    """Record every candidate, promote the best passing one, and say what came of the release.
+    champion: int | None,
+) -> RecordedRelease:
+    """Record every candidate, refused ones too, and make the best passing one a version.
 
     One release of a model at a time: what is looked for before it is made must not be made by
-    another in between.
+    another in between. champion: the version that the gates compared with.
     """
-    locks = settings().home / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{todo.resolved.release.model}.lock", timeout=PUBLISH_WAIT):
-        return _publish(todo, candidates, measured, teacher, seconds, notes, loosened)
-
-
-def _publish(
-    todo: ReleasePlan,
-    candidates: Sequence[CandidateOutcome],
-    measured: Sequence[Measured],
-    teacher: Measured,
-    seconds: float,
-    notes: Sequence[str],
-    loosened: Sequence[LoosenedGate],
-) -> ReleaseOutcome:
     recipes = todo.resolved
     release = recipes.release
     records = tracker()
-    chosen = select(candidates, release.promotion.objective, sla_rate(recipes))
     digest = digest_of(
         {
             "recipe": recipes.digest,
@@ -87,78 +84,152 @@ def _publish(
             ],
         }
     )
-    run = records.release_run(
-        release.model,
-        digest,
-        recipes.name,
-        tags=provenance_tags(recipes),
-        texts={"recipe.json": recipes.model_dump_json(indent=1)},
-    )
-    records.stage_runs(run, [stage_record(stage) for stage in todo.stages() if is_made(stage)])
-    by_name = {one.name: one for one in measured}
-    bundles = [
-        (one, bundle) for one in candidates if (bundle := by_name[one.name].bundle) is not None
-    ]
-    models = records.candidates(
-        run,
-        bundles,
-        {one.name: by_name[one.name].summaries() for one, _ in bundles},
-        measured_at=max(
-            (ref.made_at for one in measured for ref in one.refs().values()),
-            default=datetime.now(UTC),
-        ),
-    )
-    version, champion, previous = None, None, None
-    if chosen is not None:
-        winner = next(one for one in candidates if one.name == chosen)
-        arguments: dict[str, Any] = {
-            "model_id": models[chosen],
-            "run_id": run,
-            "tags": {
-                "pilotage.release": digest,
-                "pilotage.policy": digest_of(recipes.policy),
-                "pilotage.recipe": recipes.digest,
+    locks = settings().home / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / f"{release.model}.lock", timeout=PUBLISH_WAIT):
+        run = records.release_run(
+            release.model,
+            digest,
+            recipes.name,
+            tags=provenance_tags(recipes),
+            texts={"recipe.json": recipes.model_dump_json(indent=1)},
+        )
+        records.stage_runs(run, [stage_record(stage) for stage in todo.stages() if is_made(stage)])
+        by_name = {one.name: one for one in measured}
+        bundles = [
+            (one, bundle) for one in candidates if (bundle := by_name[one.name].bundle) is not None
+        ]
+        facts = release_facts(todo, digest, champion)
+        models = records.candidates(
+            run,
+            bundles,
+            {one.name: by_name[one.name].summaries() for one, _ in bundles},
+            measured_at=max(
+                (ref.made_at for one in measured for ref in one.refs().values()),
+                default=datetime.now(UTC),
+            ),
+            texts={
+                one.name: candidate_texts(facts, bundle, by_name[one.name])
+                for one, bundle in bundles
             },
-        }
-        register_candidate(records.client, release.model, winner, **arguments)
-        promotion = promote(
-            records.client,
-            release.model,
-            winner,
-            first_release=release.promotion.first_release,
-            **arguments,
         )
-        version, champion = promotion.champion.version, promotion.champion
-        previous = promotion.previous
-        LOG.info(
-            "%s@%s is version %d (%s)%s",
-            release.model,
-            CHAMPION,
-            version,
-            chosen,
-            "" if promotion.changed else ", as before",
-        )
-    else:
-        holder = current_champion(records.client, release.model)
-        if holder is not None:
-            bundle = holder.tags.get("pilotage.bundle", "")
-            champion = Champion(version=int(holder.version), bundle=bundle)
-    outcome = ReleaseOutcome(
+        eligible, notes = without_rolled_back(release.model, candidates)
+        chosen = select(eligible, release.promotion.objective, sla_rate(recipes))
+        version = None
+        if chosen is not None:
+            winner = next(one for one in candidates if one.name == chosen)
+            version = make_version(
+                release.model,
+                winner,
+                next(bundle for one, bundle in bundles if one.name == chosen),
+                facts,
+                model_id=models[chosen],
+                run_id=run,
+                actor=f"release {recipes.name}",
+                startup_seconds=startup_of(by_name[chosen]),
+            )
+    return RecordedRelease(digest, run, chosen, version, notes)
+
+
+def startup_of(measured: Measured) -> float | None:
+    """Seconds its server took to start when it was proved; None where that is not known."""
+    seconds = measured.serving.summary.get("startup_seconds") if measured.serving else None
+    return float(seconds) if seconds is not None else None
+
+
+def release_facts(todo: ReleasePlan, digest: str, champion: int | None) -> ReleaseFacts:
+    recipes = todo.resolved
+    release = recipes.release
+    first = next(iter(read_jsonl(folder_of(todo.prompts) / "load.jsonl")))
+    return ReleaseFacts(
         release=digest,
-        name=recipes.name,
-        verdict=release_verdict([one.verdict for one in candidates], chosen is not None),
-        reasons=[f"{one.name}: {reason}" for one in candidates for reason in one.reasons[:1]],
+        recipe=recipes.name,
+        recipe_digest=recipes.digest,
         model=release.model,
-        version=version,
-        promoted=chosen,
+        policy_name=release.policy,
+        policy=recipes.policy.model_dump(mode="json"),
+        policy_digest=digest_of(recipes.policy),
+        suite=release.accuracy,
+        profile=release.load,
         champion=champion,
-        previous=previous,
+        first_release=release.promotion.first_release,
+        smoke=[{"role": "user", "content": first["prompt"]}],
+    )
+
+
+def candidate_texts(facts: ReleaseFacts, bundle: Bundle, measured: Measured) -> dict[str, str]:
+    """What a candidate's LoggedModel holds beside bundle, outcome and evidence."""
+    lineage = lineage_for(bundle, measured.refs())
+    return {
+        RELEASE_FILE: facts.model_dump_json(indent=1),
+        LINEAGE_FILE: lineage.model_dump_json(indent=1),
+    }
+
+
+def without_rolled_back(
+    model: str, candidates: Sequence[CandidateOutcome]
+) -> tuple[list[CandidateOutcome], list[str]]:
+    """Candidates that may be chosen: what a person took out of production stays out of it."""
+    aliases = aliases_of_model(model)
+    lines = rolled_back(aliases.settle())
+    bundles = {
+        champion_of(aliases, number).bundle: (number, line) for number, line in lines.items()
+    }
+    notes = [
+        f"{one.name} was not chosen: it is version {bundles[one.bundle][0]}, rolled back on "
+        f"{bundles[one.bundle][1].at:%Y-%m-%d} by {bundles[one.bundle][1].actor}: "
+        f"{bundles[one.bundle][1].reason}"
+        for one in candidates
+        if one.bundle in bundles
+    ]
+    return [one for one in candidates if one.bundle not in bundles], notes
+
+
+@task(name="conclude", **TASK_OPTIONS)
+def conclude(
+    todo: ReleasePlan,
+    candidates: Sequence[CandidateOutcome],
+    measured: Sequence[Measured],
+    teacher: Measured,
+    recorded: RecordedRelease,
+    promotion: AliasOutcome | PilotageError | None,
+    seconds: float,
+    notes: Sequence[str] = (),
+    loosened: Sequence[LoosenedGate] = (),
+) -> ReleaseOutcome:
+    """Say what came of the release, write its report, and close its run.
+
+    promotion: what moving the alias ended with; an error where it was refused, None where nothing
+    was chosen.
+    """
+    recipes = todo.resolved
+    release = recipes.release
+    records = tracker()
+    aliases = aliases_of_model(release.model)
+    now = aliases.settle().aliases
+    promoted = recorded.chosen if isinstance(promotion, AliasOutcome) else None
+    verdict = release_verdict([one.verdict for one in candidates], promoted is not None)
+    reasons = [f"{one.name}: {reason}" for one in candidates for reason in one.reasons[:1]]
+    if isinstance(promotion, PilotageError):
+        # It passed, and what it was compared with is gone, or it does not answer any more.
+        verdict = Verdict.INFEASIBLE if isinstance(promotion, SmokeFailed) else Verdict.INVALID
+        reasons.insert(0, f"{recorded.chosen} passed and was not promoted: {promotion}")
+    outcome = ReleaseOutcome(
+        release=recorded.digest,
+        name=recipes.name,
+        verdict=verdict,
+        reasons=reasons,
+        model=release.model,
+        version=recorded.version if promoted is not None else None,
+        promoted=promoted,
+        champion=champion_of(aliases, now[CHAMPION]) if CHAMPION in now else None,
+        previous=champion_of(aliases, now[PREVIOUS], PREVIOUS) if PREVIOUS in now else None,
         candidates=list(candidates),
         stages=stages_of_run(),
-        notes=[*notes, *notes_of(recipes.policy, len(candidates))],
+        notes=[*notes, *recorded.notes, *notes_of(recipes.policy, len(candidates))],
         waivers=waivers_of(recipes.policy, {one.name: one.gates for one in candidates}),
         loosened=list(loosened),
-        run_id=run,
+        run_id=recorded.run,
         policy=release.policy,
         suite=release.accuracy,
         profile=release.load,
@@ -166,14 +237,14 @@ def _publish(
         finished_at=datetime.now(UTC),
         seconds=round(seconds, 1),
     )
-    everyone = {"teacher": teacher, **by_name}
-    plots = release_plots(digest, measured)
+    everyone = {"teacher": teacher, **{one.name: one for one in measured}}
+    plots = release_plots(recorded.digest, measured)
     details = report_details(todo, everyone, teacher, outcome, plots, sla_rate(recipes))
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
     gates = gate_outcome(outcome, recipes.policy)
     texts = {"gates.md": markdown(gates), "gates.json": json_line(gates)}
-    records.finish(run, outcome, report, texts, plot_artifacts(plots))
+    records.finish(recorded.run, outcome, report, texts, plot_artifacts(plots))
     show_gates(outcome.release, texts["gates.md"])
     return outcome
 

@@ -1,36 +1,51 @@
-"""MLflow, the real one on SQLite: runs and candidates recorded once, aliases never guessed."""
+"""Aliases on a real MLflow with SQLite: never guessed, moved once, explained, taken back."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.alias_moves import Aliases, AliasMoved
 from registry.bundle import Bundle, Part
 from registry.errors import InfrastructureError
-from registry.evidence import LoadPoint
-from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome, Verdict
+from registry.ledger import Ledger, verify
+from registry.outcome import CandidateOutcome, Champion, Verdict
 from registry.promotion import (
+    Backing,
+    Moved,
+    champion_of,
+    champions,
+    check_alias,
+    check_promotable,
+    confirm,
+    is_confirmed,
+    plan_rollback,
+    point_candidate,
+    promote,
+    restore,
+    roll_back,
+    rolled_back,
+)
+from registry.tracking import Tracker
+from registry.versions import (
     CANDIDATE,
+    CHAMPION,
     PREVIOUS,
     TAG_PROMOTED,
     PromotionRefused,
-    check_promotable,
     current_champion,
     find_version,
-    promote,
-    register_candidate,
+    register_version,
     standing,
 )
-from registry.tracking import StageRecord, Tracker
 
 MODEL = "support-student"
-NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+BY = Backing(actor="release demo", evidence={"accuracy": "acc"}, policy="p1")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +64,11 @@ def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
     yield Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
 
 
+@pytest.fixture
+def aliases(tracker: Tracker) -> Aliases:
+    return Aliases(tracker.client, Ledger(tracker.uri), MODEL)
+
+
 def bundle(number: int) -> Bundle:
     part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}")
     return Bundle(name=f"c{number}", target=part, engine_version="0.32.0")
@@ -60,107 +80,123 @@ def passed(number: int) -> CandidateOutcome:
         bundle=bundle(number).digest,
         verdict=Verdict.PASS,
         reasons=[],
-        metrics={"hit_rate": 0.9, "exact_match,strict-match": 0.5, "odd": None},
-        latency=[load_point(1.0), load_point(2.0)],
-        kept_rate=(1.0, 2.0),
         evidence={"accuracy": f"acc{number}"},
     )
 
 
-def load_point(rate: float) -> LoadPoint:
-    table = {"p50": 10.0 * rate, "p99": None}
-    return LoadPoint(
-        rate=rate,
-        achieved_rate=rate,
-        total=10,
-        ok=10,
-        failed=0,
-        duration_s=5.0,
-        ttft_ms=table,
-        tpot_ms=table,
-        itl_ms=table,
-        e2el_ms=table,
-        output_tokens_per_s=9.0,
-    )
+def registered(tracker: Tracker, *numbers: int) -> None:
+    """Versions of the bundles, each from a release of its own."""
+    from datetime import UTC, datetime
+
+    for number in numbers:
+        parent = tracker.release_run(MODEL, f"r{number}", "demo")
+        made = tracker.candidates(
+            parent, [(passed(number), bundle(number))], measured_at=datetime(2030, 1, 2, tzinfo=UTC)
+        )
+        version = register_version(
+            tracker.client,
+            MODEL,
+            passed(number),
+            model_id=made[f"c{number}"],
+            run_id=parent,
+            tags={"pilotage.policy": "demo"},
+        )
+        assert version == number
 
 
-def logged(tracker: Tracker, *numbers: int, release: str = "r1") -> dict[int, dict[str, Any]]:
-    """Candidates recorded below one release: keyword arguments of `promote` by number."""
-    parent = tracker.release_run(MODEL, release, "demo")
-    made = tracker.candidates(
-        parent, [(passed(number), bundle(number)) for number in numbers], measured_at=NOW
-    )
-    tags = {"pilotage.policy": "demo"}
-    return {
-        number: {"model_id": made[f"c{number}"], "run_id": parent, "tags": tags}
-        for number in numbers
-    }
+def promoted(aliases: Aliases, *numbers: int) -> list[Moved]:
+    """The versions promoted one after another, each confirmed."""
+    done = []
+    for number in numbers:
+        now = aliases.settle().aliases.get(CHAMPION)
+        moved = promote(aliases, number, bundle(number).digest, BY, expected=now)
+        confirm(aliases, moved)
+        done.append(moved)
+    return done
 
 
-def promoted(tracker: Tracker, *numbers: int) -> dict[int, dict[str, Any]]:
-    """The numbers promoted one after another, the first as the first release."""
-    known = logged(tracker, *numbers)
-    for place, number in enumerate(numbers):
-        promote(tracker.client, MODEL, passed(number), **known[number], first_release=place == 0)
-    return known
-
-
-def aliases(tracker: Tracker) -> dict[str, int]:
-    found = tracker.client.get_registered_model(MODEL).aliases
+def held(aliases: Aliases) -> dict[str, int]:
+    found = aliases.client.get_registered_model(MODEL).aliases
     return {name: int(version) for name, version in found.items()}
+
+
+def is_sound(aliases: Aliases) -> None:
+    """The chain is whole, the anchor covers it, MLflow has what it says."""
+    state = aliases.settle()
+    assert verify(state.entries, state.head) is None
+    assert aliases.tags()["pilotage.ledger.length"] == str(state.head.length)
+    assert aliases.tags()["pilotage.ledger.head"] == state.head.hash
+    assert state.aliases == held(aliases)
 
 
 # -- the six situations ----------------------------------------------------------------------
 
 
-def test_normal_release(tracker: Tracker) -> None:
-    promoted(tracker, 1, 2, 3)
-    assert aliases(tracker) == {"champion": 3, "previous": 2}
-    known = logged(tracker, 4, release="r2")
-    done = promote(tracker.client, MODEL, passed(4), **known[4], first_release=False)
-    assert done.changed
-    assert done.champion == Champion(version=4, bundle=bundle(4).digest)
-    assert done.previous == Champion(version=3, bundle=bundle(3).digest, alias=PREVIOUS)
-    assert aliases(tracker) == {"champion": 4, "previous": 3}
+def test_normal_release(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2, 3, 4)
+    promoted(aliases, 1, 2, 3)
+    assert held(aliases) == {CHAMPION: 3, PREVIOUS: 2}
+    moved = promote(aliases, 4, bundle(4).digest, BY, expected=3)
+    confirm(aliases, moved)
+    assert (moved.changed, moved.before) == (True, 3)
+    assert held(aliases) == {CHAMPION: 4, PREVIOUS: 3}
+    assert champion_of(aliases, 4) == Champion(version=4, bundle=bundle(4).digest)
     version = tracker.client.get_model_version(MODEL, "4")
     assert version.tags[TAG_PROMOTED] == "true"
     assert version.tags["pilotage.evidence.accuracy"] == "acc4"
     assert version.tags["pilotage.policy"] == "demo"
-    assert version.run_id == known[4]["run_id"]
+    line = aliases.settle().entries[-1]
+    assert (line.actor, line.action, line.bundle) == ("release demo", "promote", bundle(4).digest)
+    assert line.evidence == {"accuracy": "acc"}
+    is_sound(aliases)
 
 
 @pytest.mark.parametrize("lost", ["alias removed", "version deleted"])
 @pytest.mark.parametrize("first_release", [True, False])
 def test_promoted_version_without_alias_stops(
-    tracker: Tracker, lost: str, first_release: bool
+    tracker: Tracker, aliases: Aliases, lost: str, first_release: bool
 ) -> None:
-    promoted(tracker, 1)
+    registered(tracker, 1)
+    promoted(aliases, 1)
     if lost == "alias removed":
-        tracker.client.delete_registered_model_alias(MODEL, "champion")
+        tracker.client.delete_registered_model_alias(MODEL, CHAMPION)
     else:
         tracker.client.delete_model_version(MODEL, "1")
-    known = logged(tracker, 2, release="r2")
     with pytest.raises(PromotionRefused, match="version 1 was promoted") as refused:
-        promote(tracker.client, MODEL, passed(2), **known[2], first_release=first_release)
-    assert refused.value.problems[0].remedy
-    assert find_version(tracker.client, MODEL, bundle(2).digest) is None
+        check_promotable(aliases, first_release=first_release)
+    assert "pilotage rollback" in refused.value.problems[0].remedy
+    assert len(aliases.ledger.entries(MODEL)) == 1
 
 
-def test_first_release(tracker: Tracker) -> None:
-    known = logged(tracker, 1)
-    done = promote(tracker.client, MODEL, passed(1), **known[1], first_release=True)
-    assert (done.champion.version, done.previous) == (1, None)
-    assert aliases(tracker) == {"champion": 1}
+@pytest.mark.parametrize("lost", ["alias removed", "version deleted"])
+def test_promoted_before_there_was_a_ledger_and_lost(
+    tracker: Tracker, aliases: Aliases, lost: str
+) -> None:
+    registered(tracker, 1)
+    if lost == "alias removed":
+        tracker.client.set_model_version_tag(MODEL, "1", TAG_PROMOTED, "true")
+    else:
+        tracker.client.set_registered_model_tag(MODEL, "pilotage.last_champion", "1")
+        tracker.client.delete_model_version(MODEL, "1")
+    with pytest.raises(PromotionRefused, match="version 1 was promoted"):
+        check_promotable(aliases, first_release=True)
 
 
-def test_new_model_without_the_flag_is_refused(tracker: Tracker) -> None:
-    known = logged(tracker, 1)
-    with pytest.raises(PromotionRefused, match="no baseline"):
-        promote(tracker.client, MODEL, passed(1), **known[1], first_release=False)
+def test_first_release(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1)
+    assert check_promotable(aliases, first_release=True).aliases == {}
+    moved = promote(aliases, 1, bundle(1).digest, BY, expected=None)
+    assert (moved.version, moved.before) == (1, None)
+    assert held(aliases) == {CHAMPION: 1}
+
+
+def test_new_model_without_the_flag_is_refused(tracker: Tracker, aliases: Aliases) -> None:
+    with pytest.raises(PromotionRefused, match="has no champion, so there is no baseline"):
+        check_promotable(aliases, first_release=False)
     assert not tracker.client.search_registered_models()
     tracker.client.create_registered_model(MODEL)
     with pytest.raises(PromotionRefused, match="has no champion"):
-        check_promotable(tracker.client, MODEL, first_release=False)
+        check_promotable(aliases, first_release=False)
 
 
 def test_unreachable_registry_is_not_an_empty_one(
@@ -168,21 +204,24 @@ def test_unreachable_registry_is_not_an_empty_one(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     away = Tracker("http://127.0.0.1:9", tmp_path)
+    ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    with pytest.raises(InfrastructureError, match="could not read the aliases"):
+        check_promotable(Aliases(away.client, ledger, MODEL), first_release=True)
     with pytest.raises(InfrastructureError, match="could not read alias"):
-        check_promotable(away.client, MODEL, first_release=True)
+        standing(away.client, MODEL)
     with pytest.raises(InfrastructureError):
         away.release_run(MODEL, "r1", "demo")
     with pytest.raises(InfrastructureError, match="sqlite"):
         _ = Tracker("sqlite:////proc/none/mlflow.db", tmp_path).client
 
 
-def test_three_answers_are_told_apart(tracker: Tracker) -> None:
+def test_three_answers_are_told_apart(tracker: Tracker, aliases: Aliases) -> None:
     nothing = standing(tracker.client, MODEL)
     assert (nothing.model_exists, nothing.version) == (False, None)
-    tracker.client.create_registered_model(MODEL)
+    registered(tracker, 1)
     bare = standing(tracker.client, MODEL)
     assert (bare.model_exists, bare.version) == (True, None)
-    promote(tracker.client, MODEL, passed(1), **logged(tracker, 1)[1], first_release=True)
+    promoted(aliases, 1)
     champion = current_champion(tracker.client, MODEL)
     assert champion is not None
     assert int(champion.version) == 1
@@ -191,210 +230,310 @@ def test_three_answers_are_told_apart(tracker: Tracker) -> None:
 # -- once, and only what passed --------------------------------------------------------------
 
 
-def test_same_promotion_twice_changes_nothing(tracker: Tracker) -> None:
-    known = promoted(tracker, 1, 2)
-    before = aliases(tracker)
-    again = promote(tracker.client, MODEL, passed(2), **known[2], first_release=False)
-    assert not again.changed
-    assert again.champion.version == 2
-    assert again.previous == Champion(version=1, bundle=bundle(1).digest, alias=PREVIOUS)
-    assert aliases(tracker) == before
+def test_same_promotion_twice_is_one_version_and_one_line(
+    tracker: Tracker, aliases: Aliases
+) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1, 2)
+    before = held(aliases)
+    again = promote(aliases, 2, bundle(2).digest, BY, expected=2)
+    assert (again.changed, again.version, again.before) == (False, 2, 1)
+    assert is_confirmed(aliases, again)
+    assert held(aliases) == before
+    registered(tracker, 2)
     assert len(tracker.client.search_model_versions(f"name = '{MODEL}'")) == 2
+    assert [one.action for one in aliases.settle().entries] == ["promote", "promote"]
 
 
-def test_candidate_alias_and_version_are_kept_by_promotion(tracker: Tracker) -> None:
-    known = logged(tracker, 1)
-    version = register_candidate(tracker.client, MODEL, passed(1), **known[1])
-    assert aliases(tracker) == {CANDIDATE: version}
-    done = promote(tracker.client, MODEL, passed(1), **known[1], first_release=True)
-    assert done.champion.version == version
+def test_candidate_alias_is_kept_by_promotion(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1)
+    point_candidate(aliases, 1, bundle(1).digest, BY)
+    point_candidate(aliases, 1, bundle(1).digest, BY)
+    assert held(aliases) == {CANDIDATE: 1}
+    promoted(aliases, 1)
+    assert held(aliases) == {CANDIDATE: 1, CHAMPION: 1}
+    assert [one.action for one in aliases.settle().entries] == ["register", "promote"]
     # The downloaded version says which bundle it is.
-    source = Path(tracker.client.get_model_version_download_uri(MODEL, str(version)))
-    named = json.loads((Path(str(source).removeprefix("file:")) / "bundle.json").read_text())
-    assert named["digest"] == bundle(1).digest
-
-
-@pytest.mark.parametrize("step", ["set_registered_model_alias", "set_model_version_tag"])
-def test_killed_half_way_and_repeated(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    known = logged(tracker, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(tracker.client, step, _die)
-        with pytest.raises(KeyboardInterrupt):
-            promote(tracker.client, MODEL, passed(1), **known[1], first_release=True)
-    promote(tracker.client, MODEL, passed(1), **known[1], first_release=True)
-    assert aliases(tracker) == {"champion": 1}
-    assert tracker.client.get_model_version(MODEL, "1").tags[TAG_PROMOTED] == "true"
-
-
-def _die(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def test_alias_that_did_not_move_is_an_error(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = logged(tracker, 1)
-    monkeypatch.setattr(tracker.client, "set_registered_model_alias", lambda *_: None)
-    with pytest.raises(InfrastructureError, match="reads as nothing"):
-        promote(tracker.client, MODEL, passed(1), **known[1], first_release=True)
+    source = Path(tracker.client.get_model_version_download_uri(MODEL, "1").removeprefix("file:"))
+    assert json.loads((source / "bundle.json").read_text())["digest"] == bundle(1).digest
 
 
 def test_only_a_pass_becomes_a_version(tracker: Tracker) -> None:
-    known = logged(tracker, 1)
     failed = passed(1).model_copy(update={"verdict": Verdict.FAIL, "reasons": ["too slow"]})
     with pytest.raises(PromotionRefused, match="too slow"):
-        promote(tracker.client, MODEL, failed, **known[1], first_release=True)
+        register_version(tracker.client, MODEL, failed, model_id="m", run_id="r", tags={})
     assert not tracker.client.search_registered_models()
+    assert find_version(tracker.client, MODEL, bundle(1).digest) is None
 
 
-# -- recording -------------------------------------------------------------------------------
+@pytest.mark.parametrize("alias", ["candidate", "previous", "latest", "v7", "Champion", "", "a b"])
+def test_aliases_that_nobody_may_promote_to(alias: str) -> None:
+    from registry.errors import UserError
+
+    with pytest.raises(UserError, match="cannot be promoted to"):
+        check_alias(alias)
 
 
-def stage(number: int) -> StageRecord:
-    return StageRecord(
-        key=f"key{number}",
-        name=f"quantize c{number}",
-        made_at=NOW,
-        seconds=3.0,
-        reused=False,
-        params={"bits": 8},
-        metrics={"exact_match,strict-match": 0.5, "nothing": None},
-        points=[load_point(1.0), load_point(2.0)],
-        kept_rate=(1.0, None),
-        texts={"recipe.yaml": "kind: quantize\n" * 1000},
-    )
+def test_another_alias_moves_alone(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1)
+    check_alias("canary")
+    promote(aliases, 2, bundle(2).digest, BY, expected=None, alias="canary")
+    assert held(aliases) == {CHAMPION: 1, "canary": 2}
 
 
-def record(tracker: Tracker, plots: Mapping[str, Sequence[Path]] | None = None) -> str:
-    parent = tracker.release_run(
-        MODEL,
-        "r1",
-        "demo",
-        tags={"git": "abc"},
-        params={"seed": 0},
-        texts={"recipe.yaml": "kind: release\n"},
-    )
-    tracker.stage_runs(parent, [stage(number) for number in range(3)])
-    refused = passed(2).model_copy(update={"verdict": Verdict.FAIL, "reasons": ["g FAIL: slow"]})
-    known = tracker.candidates(
-        parent, [(passed(1), bundle(1)), (refused, bundle(2))], measured_at=NOW
-    )
-    assert set(known) == {"c1", "c2"}
-    outcome = ReleaseOutcome(
-        release="r1",
-        name="demo",
-        verdict=Verdict.PASS,
-        model=MODEL,
-        version=1,
-        candidates=[passed(1), refused],
-        finished_at=NOW,
-        seconds=1.0,
-    )
-    tracker.finish(parent, outcome, files=plots)
-    return parent
+# -- somebody else was there -----------------------------------------------------------------
 
 
-def test_recorded_once_however_often(tracker: Tracker) -> None:
-    parent = record(tracker)
-    assert record(tracker) == parent
-    client = tracker.client
-    experiment = client.get_run(parent).info.experiment_id
-    runs = client.search_runs([experiment])
-    assert len(runs) == 4
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
-    assert len(nested) == 3
-    first = nested[0]
-    assert first.data.metrics["exact_match_strict-match"] == 0.5
-    assert "nothing" not in first.data.metrics
-    history = client.get_metric_history(first.info.run_id, "latency.rate")
-    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0)]
-    assert first.data.metrics["latency.kept_rate_low"] == 1.0
-    assert "latency.kept_rate_high" not in first.data.metrics, "none was found"
-    assert [file.path for file in client.list_artifacts(first.info.run_id)] == ["recipe.yaml"]
-
-    models = client.search_logged_models([experiment])
-    assert {model.name: model.tags["pilotage.verdict"] for model in models} == {
-        "c1": "PASS",
-        "c2": "FAIL",
-    }
-    refused = next(model for model in models if model.name == "c2")
-    assert refused.tags["pilotage.reasons"] == "g FAIL: slow"
-    assert {metric.key for metric in refused.metrics} >= {"c2.hit_rate", "c2.latency.e2el_p50_ms"}
-    kept = {m.key: m.value for m in refused.metrics if ".kept_rate_" in m.key}
-    assert kept == {"c2.latency.kept_rate_low": 1.0, "c2.latency.kept_rate_high": 2.0}
-    release = client.get_run(parent).data
-    assert release.tags["pilotage.verdict"] == "PASS"
-    assert release.metrics["c1.latency.kept_rate_high"] == 2.0
-    for name in ("latency.rate", "latency.kept_rate_low", "latency.e2el_p50_ms"):
-        found = client.get_metric_history(parent, f"c1.{name}")
-        expected = {"latency.kept_rate_low": [0]}.get(name, [1, 2])
-        assert [metric.step for metric in found] == expected, "once, however often recorded"
+def test_the_second_of_two_is_told_who_was_first(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1, 2)
+    with pytest.raises(AliasMoved, match=r"version 2 \(line 2, promote by release demo") as lost:
+        promote(aliases, 3, bundle(3).digest, BY, expected=1)
+    assert lost.value.exit_status == 10
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
+    assert len(aliases.settle().entries) == 2
 
 
-def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = tracker.release_run(MODEL, "r1", "demo")
-    with monkeypatch.context() as patched:
-        patched.setattr(tracker.client, "set_terminated", _die)
-        with pytest.raises(KeyboardInterrupt):
-            tracker.stage_runs(parent, [stage(1)])
-    run_id = tracker.stage_runs(parent, [stage(1)])[stage(1).key]
-    assert tracker.stage_runs(parent, [stage(1)]) == {stage(1).key: run_id}
-    assert len(tracker.client.get_metric_history(run_id, "latency.rate")) == 2
-
-
-def artifacts(tracker: Tracker, run: str, folder: str = "") -> list[str]:
-    """All files of a run below a folder."""
-    found: list[str] = []
-    for file in tracker.client.list_artifacts(run, folder or None):
-        found += artifacts(tracker, run, file.path) if file.is_dir else [file.path]
-    return found
-
-
-def test_plots_are_the_same_artifacts_after_a_kill(
-    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_champion_moved_by_hand_stops_promotions_until_somebody_owns_up(
+    tracker: Tracker, aliases: Aliases
 ) -> None:
-    files = [tmp_path / name for name in ("latency_by_rate.png", "timeline_step001_4_per_s.png")]
-    for path in files:
-        path.write_bytes(b"\x89PNG of " + path.name.encode())
-    plots = {"plots/c1": files, "plots/_compared": files[:1]}
-    log, wrote = tracker.client.log_artifact, []
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1, 2)
+    tracker.client.set_registered_model_alias(MODEL, CHAMPION, "1")
+    with pytest.raises(PromotionRefused, match="points to version 1; version 2 was promoted"):
+        promote(aliases, 3, bundle(3).digest, BY, expected=2)
+    plan = plan_rollback(aliases, 1, "mei", "2 was wrong about customs")
+    assert plan.done is not None
+    assert (plan.done.action, plan.done.actor) == ("adopt", "mei")
+    assert plan.done.moves[CHAMPION].model_dump() == {"before": 2, "after": 1}
+    promoted(aliases, 3)
+    assert held(aliases) == {CHAMPION: 3, PREVIOUS: 1}
+    is_sound(aliases)
 
-    def dies(run: str, path: str, folder: str | None = None) -> None:
-        if len(wrote) == 1:
-            raise KeyboardInterrupt
-        wrote.append(path)
-        log(run, path, folder)
+
+def test_an_alias_of_less_weight_moved_by_hand_is_noted(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1, 2)
+    tracker.client.delete_registered_model_alias(MODEL, PREVIOUS)
+    line = aliases.settle().entries[-1]
+    assert (line.action, line.actor) == ("adopt", "somebody outside of pilotage")
+    assert line.moves[PREVIOUS].model_dump() == {"before": 1, "after": None}
+    is_sound(aliases)
+
+
+def test_champions_from_before_the_ledger_are_taken_over(
+    tracker: Tracker, aliases: Aliases
+) -> None:
+    registered(tracker, 1)
+    tracker.client.set_registered_model_alias(MODEL, CHAMPION, "1")
+    assert check_promotable(aliases, first_release=False).aliases == {CHAMPION: 1}
+    line = aliases.settle().entries[0]
+    assert (line.action, line.actor) == ("adopt", "pilotage")
+    assert line.reason == "stood so when the ledger began"
+
+
+def test_a_broken_chain_moves_nothing(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1)
+    _sql(tracker, "DROP TRIGGER pilotage_ledger_no_update")
+    _sql(tracker, "UPDATE pilotage_ledger SET body = replace(body, 'demo', 'night')")
+    with pytest.raises(PromotionRefused, match=r"line 1 was changed.*nothing is moved"):
+        promote(aliases, 2, bundle(2).digest, BY, expected=1)
+    assert held(aliases) == {CHAMPION: 1}
+
+
+def test_a_ledger_that_is_gone_is_no_new_ledger(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1)
+    promoted(aliases, 1)
+    _sql(tracker, "DROP TABLE pilotage_ledger")
+    with pytest.raises(PromotionRefused, match="all lines are gone"):
+        Aliases(tracker.client, Ledger(tracker.uri), MODEL).settle()
+
+
+def test_alias_that_did_not_move_is_an_error(
+    tracker: Tracker, aliases: Aliases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(tracker, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.client, "set_registered_model_alias", lambda *_: None)
+        with pytest.raises(InfrastructureError, match="reads as nothing"):
+            promote(aliases, 1, bundle(1).digest, BY, expected=None)
+    # It is decided; the next one that asks finishes it.
+    assert aliases.settle().aliases == {CHAMPION: 1}
+    is_sound(aliases)
+
+
+# -- killed between two steps ----------------------------------------------------------------
+
+Step = Callable[..., Any]
+
+
+def _dies_at(monkeypatch: pytest.MonkeyPatch, client: Any, number: int) -> None:
+    """Every write to MLflow counts; the one with this number is not made any more."""
+    made = 0
+
+    def counted(step: Step) -> Step:
+        def write(*words: Any, **named: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made >= number:
+                raise KeyboardInterrupt
+            return step(*words, **named)
+
+        return write
+
+    for name in (
+        "set_registered_model_alias",
+        "delete_registered_model_alias",
+        "set_registered_model_tag",
+        "set_model_version_tag",
+    ):
+        monkeypatch.setattr(client, name, counted(getattr(client, name)))
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_killed_before_any_write_and_repeated(
+    tracker: Tracker, aliases: Aliases, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1)
+    with monkeypatch.context() as patched:
+        _dies_at(patched, tracker.client, number)
+        try:
+            promoted(aliases, 2)
+        except KeyboardInterrupt:
+            assert number <= 6, "previous, champion, head, length, confirmed, promoted"
+    promoted(aliases, 2)
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
+    assert [one.action for one in aliases.settle().entries] == ["promote", "promote"]
+    assert tracker.client.get_model_version(MODEL, "2").tags[TAG_PROMOTED] == "true"
+    is_sound(aliases)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_rollback_killed_before_any_write_and_repeated(
+    tracker: Tracker, aliases: Aliases, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1, 2, 3)
+
+    def back() -> None:
+        plan = plan_rollback(aliases, None, "mei", "wrong")
+        if plan.done is None:
+            roll_back(aliases, plan, Backing("mei", "wrong"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(tracker.client, "log_artifact", dies)
+        _dies_at(patched, tracker.client, number)
+        try:
+            back()
+        except KeyboardInterrupt:
+            assert number <= 4
+    if number <= 4:
+        back()
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}, "one step back, not two"
+    assert [one.action for one in aliases.settle().entries][3:] == ["rollback"]
+    is_sound(aliases)
+
+
+def test_moved_by_hand_after_a_kill_is_not_overwritten(
+    tracker: Tracker, aliases: Aliases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1)
+    with monkeypatch.context() as patched:
+        _dies_at(patched, tracker.client, 1)
         with pytest.raises(KeyboardInterrupt):
-            record(tracker, plots)
-    for _ in range(2):
-        parent = record(tracker, plots)
-        assert artifacts(tracker, parent, "plots") == [
-            "plots/_compared/latency_by_rate.png",
-            "plots/c1/latency_by_rate.png",
-            "plots/c1/timeline_step001_4_per_s.png",
-        ]
-    where = Path(tracker.client.get_run(parent).info.artifact_uri.removeprefix("file://"))
-    assert (where / "plots" / "c1" / files[1].name).read_bytes() == files[1].read_bytes()
-    assert tracker.client.get_run(parent).info.status == "FINISHED"
+            promoted(aliases, 2)
+    tracker.client.set_registered_model_alias(MODEL, CHAMPION, "3")
+    with pytest.raises(PromotionRefused, match="points to version 3; version 2 was promoted"):
+        aliases.settle()
+    assert held(aliases)[CHAMPION] == 3
 
 
-def test_artifacts_lie_in_the_given_folder(tracker: Tracker) -> None:
-    parent = record(tracker)
-    where = tracker.client.get_run(parent).info.artifact_uri
-    assert where.startswith(tracker.artifacts_dir.resolve().as_uri())
+# -- taken back, rolled back -----------------------------------------------------------------
 
 
-def test_a_process_killed_while_it_made_the_tables_leaves_none(tmp_path: Path) -> None:
-    database = tmp_path / "mlflow.db"
-    # What a kill in the middle of the first migration leaves now: half of it, beside.
-    database.with_name("mlflow.db.new").write_bytes(b"half of a database")
-    again = Tracker(f"sqlite:///{database}", tmp_path / "artifacts")
-    assert again.experiment("model") == again.experiment("model")
-    assert database.exists()
-    assert not database.with_name("mlflow.db.new").exists()
+def test_a_promotion_that_does_not_answer_is_taken_back(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1, 2)
+    moved = promote(aliases, 3, bundle(3).digest, BY, expected=2)
+    line = restore(aliases, moved, "release demo", "after the move: no token")
+    assert line is not None
+    assert (line.action, line.details) == ("restore", {"takes_back": "3"})
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
+    assert champions(aliases.settle()) == {1, 2}
+    with pytest.raises(PromotionRefused, match="never was champion"):
+        plan_rollback(aliases, 3, "mei", "why not")
+    is_sound(aliases)
+
+
+def test_a_first_promotion_that_is_taken_back_leaves_no_champion(
+    tracker: Tracker, aliases: Aliases
+) -> None:
+    registered(tracker, 1)
+    moved = promote(aliases, 1, bundle(1).digest, BY, expected=None)
+    restore(aliases, moved, "release demo", "no token")
+    assert held(aliases) == {}
+    # Nothing was lost: the next first release may go on.
+    assert check_promotable(aliases, first_release=True).aliases == {}
+
+
+def test_nothing_is_taken_back_after_somebody_else_moved_on(
+    tracker: Tracker, aliases: Aliases
+) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1)
+    moved = promote(aliases, 2, bundle(2).digest, BY, expected=1)
+    promoted(aliases, 3)
+    with pytest.raises(AliasMoved):
+        restore(aliases, moved, "release demo", "no token")
+    assert held(aliases) == {CHAMPION: 3, PREVIOUS: 2}
+
+
+def test_rollback_goes_one_step_and_then_asks(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2, 3)
+    promoted(aliases, 1, 2, 3)
+    plan = plan_rollback(aliases, None, "mei", "wrong")
+    assert (plan.version, plan.bundle, plan.before) == (2, bundle(2).digest, 3)
+    roll_back(aliases, plan, Backing("mei", "wrong"))
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
+    with pytest.raises(PromotionRefused, match="was rolled back to version 2 already"):
+        plan_rollback(aliases, None, "mei", "wrong")
+    roll_back(aliases, plan_rollback(aliases, 1, "mei", "2 too"), Backing("mei", "2 too"))
+    assert held(aliases) == {CHAMPION: 1}
+    assert set(rolled_back(aliases.settle())) == {2, 3}
+    is_sound(aliases)
+
+
+def test_what_was_rolled_back_does_not_come_back_by_itself(
+    tracker: Tracker, aliases: Aliases
+) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1, 2)
+    roll_back(aliases, plan_rollback(aliases, None, "mei", "wrong"), Backing("mei", "wrong"))
+    with pytest.raises(PromotionRefused, match=r"was rolled back on .* by mei: wrong"):
+        promote(aliases, 2, bundle(2).digest, BY, expected=1)
+    meant = Backing("mei", "it was the prompt, not the model")
+    promote(aliases, 2, bundle(2).digest, meant, expected=1)
+    assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
+    assert rolled_back(aliases.settle()) == {}
+
+
+def test_rollback_without_anywhere_to_go(tracker: Tracker, aliases: Aliases) -> None:
+    registered(tracker, 1, 2)
+    promoted(aliases, 1)
+    with pytest.raises(PromotionRefused, match="no earlier champion"):
+        plan_rollback(aliases, None, "mei", "wrong")
+    with pytest.raises(PromotionRefused, match="never was champion"):
+        plan_rollback(aliases, 2, "mei", "wrong")
+    with pytest.raises(PromotionRefused, match="no such version"):
+        plan_rollback(aliases, 9, "mei", "wrong")
+    assert plan_rollback(aliases, 1, "mei", "wrong").done is not None, "it is there already"
+
+
+def _sql(tracker: Tracker, statement: str) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tracker.uri.removeprefix("sqlite:///")) as database:
+        database.execute(statement)

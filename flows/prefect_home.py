@@ -1,0 +1,32 @@
+"""Prefect for this checkout: where it keeps its database, and what it shows on a terminal."""
+
+from __future__ import annotations
+
+import os
+
+from registry.settings import settings
+
+
+def prepare_prefect() -> None:
+    """Configure Prefect for this checkout, before it is imported for the first time."""
+    home = settings().prefect_home
+    home.mkdir(parents=True, exist_ok=True)
+    defaults = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # The first start migrates the database; 20 s, the default, was missed on two cores.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "pilotage",
+        # On the terminal our own lines say what happens; the UI still gets every line.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    # Prompts and keys for a server on this machine are nobody else's business.
+    for name in ("NO_PROXY", "no_proxy"):
+        local = "127.0.0.1,localhost"
+        os.environ[name] = f"{os.environ[name]},{local}" if os.environ.get(name) else local
+    from tasks.progress import configure_logging
+
+    configure_logging()

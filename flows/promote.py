@@ -1,0 +1,147 @@
+"""The promotion flow: an alias moves to a bundle on its recorded evidence, or stays where it is.
+
+    recorded evidence ─► smoke prompt ─► line of the ledger ─► alias ─► smoke prompt through it
+                                                                            └─► not answered: back
+
+Nothing is measured. What was killed between two steps is finished by the next run: the ledger
+says what was decided, a version's tag whether the alias answered after it.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from prefect import flow
+
+from eval_suites.loader import load_policy
+from flows.forms import PromoteRequest
+from registry.alias_moves import Aliases, AliasMoved
+from registry.alias_outcome import AliasOutcome, SmokeAnswer
+from registry.digests import digest_of
+from registry.promotion import (
+    Backing,
+    Moved,
+    check_alias,
+    check_not_rolled_back,
+    confirm,
+    is_confirmed,
+    promote,
+    restore,
+)
+from registry.provenance import actor_name
+from registry.versions import CHAMPION
+from tasks.bundles import aliases_of_model
+from tasks.progress import LOG
+from tasks.promoting import Recorded, check_recorded, recorded, smoke
+from tasks.registering import make_version
+
+
+@flow(
+    name="promote",
+    flow_run_name="promote-{request.bundle}-to-{request.alias}",
+    validate_parameters=True,
+)
+def promote_bundle(request: PromoteRequest) -> AliasOutcome:
+    """Point an alias to a bundle that passed, or refuse.
+
+    Raises `PromotionRefused` for what was recorded, `AliasMoved` when another move came first,
+    `SmokeFailed` when the bundle does not answer.
+    """
+    started = time.monotonic()
+    check_alias(request.alias)
+    found = recorded(request.bundle)
+    aliases = aliases_of_model(found.model)
+    state = aliases.settle()
+    holder = state.aliases.get(request.alias)
+    expected = holder if request.expected is None else request.expected or None
+    if found.version is None or holder != found.version:
+        aliases.check_holder(state, request.alias, expected)
+    actor = request.actor or actor_name()
+    if found.version is None or holder != found.version:
+        policy = digest_of(load_policy(request.policy)) if request.policy else None
+        check_recorded(found, request.bundle, state.aliases.get(CHAMPION), policy)
+        if found.version is not None:
+            check_not_rolled_back(found.model, state, found.version, request.reason)
+    version = found.version or make_version(
+        found.model,
+        found.outcome,
+        found.bundle,
+        found.facts,
+        model_id=found.model_id,
+        run_id=found.run_id,
+        actor=actor,
+        startup_seconds=found.startup_seconds,
+    )
+    answers: list[SmokeAnswer] = []
+    if holder != version:
+        answers.append(smoke(f"{found.model}@{version}", found.bundle.digest, found.facts.smoke))
+    moved = promote(
+        aliases,
+        version,
+        found.bundle.digest,
+        backing_of(found, actor, request.reason),
+        expected=expected,
+        alias=request.alias,
+    )
+    if not is_confirmed(aliases, moved):
+        answers.append(ask_through(aliases, found, request.alias, moved, actor))
+        confirm(aliases, moved, request.alias)
+    return AliasOutcome(
+        action="promote",
+        model=found.model,
+        alias=request.alias,
+        version=version,
+        bundle=found.bundle.digest,
+        before=moved.before,
+        changed=moved.changed,
+        line=moved.entry.sequence if moved.entry else None,
+        line_hash=moved.entry.hash if moved.entry else "",
+        actor=moved.entry.actor if moved.entry else "",
+        reason=moved.entry.reason if moved.entry else "",
+        smoke=answers,
+        finished_at=datetime.now(UTC),
+        seconds=round(time.monotonic() - started, 2),
+    )
+
+
+def ask_through(
+    aliases: Aliases, found: Recorded, alias: str, moved: Moved, actor: str
+) -> SmokeAnswer:
+    """The smoke prompt by way of the alias; where it fails, the alias goes back to where it was."""
+    reference = f"{found.model}@{alias}"
+    try:
+        return smoke(reference, found.bundle.digest, found.facts.smoke)
+    except BaseException as error:
+        # Whatever it was, a signal too: nobody has seen this alias answer.
+        why = " ".join(str(error).split())[:500] or type(error).__name__
+        try:
+            line = restore(aliases, moved, actor, f"after the move: {why}")
+        except AliasMoved as other:
+            LOG.error("%s was not taken back: %s", reference, other)
+        else:
+            if line is not None:
+                LOG.error("%s was taken back (line %d): %s", reference, line.sequence, why)
+        raise
+
+
+def backing_of(found: Recorded, actor: str, reason: str) -> Backing:
+    """What the ledger's line names: evidence, policy, waivers, and the release that made them."""
+    waived = [
+        f"{gate.name}: {gate.waived.owner}, until {gate.waived.expires}, {gate.waived.reason}"
+        for gate in found.outcome.gates
+        if gate.waived is not None
+    ]
+    return Backing(
+        actor=actor,
+        reason=reason,
+        evidence=found.outcome.evidence,
+        policy=found.facts.policy_digest,
+        waivers=waived,
+        details={
+            "candidate": found.outcome.name,
+            "recipe": found.facts.recipe,
+            "release": found.facts.release,
+            "run": found.run_id,
+        },
+    )

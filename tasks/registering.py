@@ -1,0 +1,59 @@
+"""A bundle that passed becomes a version: weights and deployables beside its bundle.json, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry.alias_moves import LOCK_WAIT
+from registry.bundle import Bundle
+from registry.outcome import CandidateOutcome
+from registry.promotion import Backing, point_candidate
+from registry.release_facts import ReleaseFacts
+from registry.versions import find_version, register_version
+from tasks.bundles import aliases_of_model, tracker, weights_as_gated
+from tasks.deployables import write_deployables
+from tasks.progress import LOG
+
+
+def make_version(
+    model: str,
+    outcome: CandidateOutcome,
+    bundle: Bundle,
+    facts: ReleaseFacts,
+    *,
+    model_id: str,
+    run_id: str,
+    actor: str,
+    startup_seconds: float | None,
+) -> int:
+    """The version of a bundle that passed, made when there is none; alias `candidate` points to it.
+
+    model_id: its LoggedModel, which gets `target/`, `draft/` and `deploy/`, so that what
+    `models:/MODEL/VERSION` downloads is all that a server is started from. startup_seconds: as
+    measured when it was proved to serve; None where that is not known.
+    """
+    client = tracker().client
+    aliases = aliases_of_model(model)
+    if find_version(client, model, bundle.digest) is None:
+        weights_as_gated(bundle, f"{model} {outcome.name}")
+        with TemporaryDirectory(prefix="pilotage-") as made:
+            folder = Path(made)
+            write_deployables(folder, model, bundle, outcome, startup_seconds)
+            folders = {"target": bundle.target.path, "deploy": folder / "deploy"}
+            if bundle.draft is not None:
+                folders["draft"] = bundle.draft.path
+            tracker().add_weights(model_id, bundle.digest, folders)
+    tags = {
+        "pilotage.release": facts.release,
+        "pilotage.policy": facts.policy_digest,
+        "pilotage.recipe": facts.recipe_digest,
+    }
+    with aliases.ledger.lock(model, LOCK_WAIT):
+        version = register_version(
+            client, model, outcome, model_id=model_id, run_id=run_id, tags=tags
+        )
+    backing = Backing(actor=actor, evidence=outcome.evidence, policy=facts.policy_digest)
+    point_candidate(aliases, version, bundle.digest, backing)
+    LOG.info("%s version %d is %s", model, version, outcome.name)
+    return version

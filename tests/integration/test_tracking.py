@@ -1,0 +1,225 @@
+"""MLflow, the real one on SQLite: runs and candidates recorded once, however often."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.bundle import Bundle, Part
+from registry.evidence import LoadPoint
+from registry.outcome import CandidateOutcome, ReleaseOutcome, Verdict
+from registry.tracking import StageRecord, Tracker
+
+MODEL = "support-student"
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables: making them takes seconds, copying them does not."""
+    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
+    tracker = Tracker(f"sqlite:///{database}", database.parent / "artifacts")
+    assert tracker.client.search_experiments()
+    return database
+
+
+@pytest.fixture
+def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
+    database = tmp_path / "mlflow.db"
+    shutil.copy(migrated, database)
+    yield Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
+
+
+def bundle(number: int) -> Bundle:
+    part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}")
+    return Bundle(name=f"c{number}", target=part, engine_version="0.32.0")
+
+
+def passed(number: int) -> CandidateOutcome:
+    return CandidateOutcome(
+        name=f"c{number}",
+        bundle=bundle(number).digest,
+        verdict=Verdict.PASS,
+        reasons=[],
+        metrics={"hit_rate": 0.9, "exact_match,strict-match": 0.5, "odd": None},
+        latency=[load_point(1.0), load_point(2.0)],
+        kept_rate=(1.0, 2.0),
+        evidence={"accuracy": f"acc{number}"},
+    )
+
+
+def load_point(rate: float) -> LoadPoint:
+    table = {"p50": 10.0 * rate, "p99": None}
+    return LoadPoint(
+        rate=rate,
+        achieved_rate=rate,
+        total=10,
+        ok=10,
+        failed=0,
+        duration_s=5.0,
+        ttft_ms=table,
+        tpot_ms=table,
+        itl_ms=table,
+        e2el_ms=table,
+        output_tokens_per_s=9.0,
+    )
+
+
+def _die(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+# -- recording -------------------------------------------------------------------------------
+
+
+def stage(number: int) -> StageRecord:
+    return StageRecord(
+        key=f"key{number}",
+        name=f"quantize c{number}",
+        made_at=NOW,
+        seconds=3.0,
+        reused=False,
+        params={"bits": 8},
+        metrics={"exact_match,strict-match": 0.5, "nothing": None},
+        points=[load_point(1.0), load_point(2.0)],
+        kept_rate=(1.0, None),
+        texts={"recipe.yaml": "kind: quantize\n" * 1000},
+    )
+
+
+def record(tracker: Tracker, plots: Mapping[str, Sequence[Path]] | None = None) -> str:
+    parent = tracker.release_run(
+        MODEL,
+        "r1",
+        "demo",
+        tags={"git": "abc"},
+        params={"seed": 0},
+        texts={"recipe.yaml": "kind: release\n"},
+    )
+    tracker.stage_runs(parent, [stage(number) for number in range(3)])
+    refused = passed(2).model_copy(update={"verdict": Verdict.FAIL, "reasons": ["g FAIL: slow"]})
+    known = tracker.candidates(
+        parent, [(passed(1), bundle(1)), (refused, bundle(2))], measured_at=NOW
+    )
+    assert set(known) == {"c1", "c2"}
+    outcome = ReleaseOutcome(
+        release="r1",
+        name="demo",
+        verdict=Verdict.PASS,
+        model=MODEL,
+        version=1,
+        candidates=[passed(1), refused],
+        finished_at=NOW,
+        seconds=1.0,
+    )
+    tracker.finish(parent, outcome, files=plots)
+    return parent
+
+
+def test_recorded_once_however_often(tracker: Tracker) -> None:
+    parent = record(tracker)
+    assert record(tracker) == parent
+    client = tracker.client
+    experiment = client.get_run(parent).info.experiment_id
+    runs = client.search_runs([experiment])
+    assert len(runs) == 4
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
+    assert len(nested) == 3
+    first = nested[0]
+    assert first.data.metrics["exact_match_strict-match"] == 0.5
+    assert "nothing" not in first.data.metrics
+    history = client.get_metric_history(first.info.run_id, "latency.rate")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0)]
+    assert first.data.metrics["latency.kept_rate_low"] == 1.0
+    assert "latency.kept_rate_high" not in first.data.metrics, "none was found"
+    assert [file.path for file in client.list_artifacts(first.info.run_id)] == ["recipe.yaml"]
+
+    models = client.search_logged_models([experiment])
+    assert {model.name: model.tags["pilotage.verdict"] for model in models} == {
+        "c1": "PASS",
+        "c2": "FAIL",
+    }
+    refused = next(model for model in models if model.name == "c2")
+    assert refused.tags["pilotage.reasons"] == "g FAIL: slow"
+    assert {metric.key for metric in refused.metrics} >= {"c2.hit_rate", "c2.latency.e2el_p50_ms"}
+    kept = {m.key: m.value for m in refused.metrics if ".kept_rate_" in m.key}
+    assert kept == {"c2.latency.kept_rate_low": 1.0, "c2.latency.kept_rate_high": 2.0}
+    release = client.get_run(parent).data
+    assert release.tags["pilotage.verdict"] == "PASS"
+    assert release.metrics["c1.latency.kept_rate_high"] == 2.0
+    for name in ("latency.rate", "latency.kept_rate_low", "latency.e2el_p50_ms"):
+        found = client.get_metric_history(parent, f"c1.{name}")
+        expected = {"latency.kept_rate_low": [0]}.get(name, [1, 2])
+        assert [metric.step for metric in found] == expected, "once, however often recorded"
+
+
+def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = tracker.release_run(MODEL, "r1", "demo")
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.client, "set_terminated", _die)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.stage_runs(parent, [stage(1)])
+    run_id = tracker.stage_runs(parent, [stage(1)])[stage(1).key]
+    assert tracker.stage_runs(parent, [stage(1)]) == {stage(1).key: run_id}
+    assert len(tracker.client.get_metric_history(run_id, "latency.rate")) == 2
+
+
+def artifacts(tracker: Tracker, run: str, folder: str = "") -> list[str]:
+    """All files of a run below a folder."""
+    found: list[str] = []
+    for file in tracker.client.list_artifacts(run, folder or None):
+        found += artifacts(tracker, run, file.path) if file.is_dir else [file.path]
+    return found
+
+
+def test_plots_are_the_same_artifacts_after_a_kill(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("latency_by_rate.png", "timeline_step001_4_per_s.png")]
+    for path in files:
+        path.write_bytes(b"\x89PNG of " + path.name.encode())
+    plots = {"plots/c1": files, "plots/_compared": files[:1]}
+    log, wrote = tracker.client.log_artifact, []
+
+    def dies(run: str, path: str, folder: str | None = None) -> None:
+        if len(wrote) == 1:
+            raise KeyboardInterrupt
+        wrote.append(path)
+        log(run, path, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.client, "log_artifact", dies)
+        with pytest.raises(KeyboardInterrupt):
+            record(tracker, plots)
+    for _ in range(2):
+        parent = record(tracker, plots)
+        assert artifacts(tracker, parent, "plots") == [
+            "plots/_compared/latency_by_rate.png",
+            "plots/c1/latency_by_rate.png",
+            "plots/c1/timeline_step001_4_per_s.png",
+        ]
+    where = Path(tracker.client.get_run(parent).info.artifact_uri.removeprefix("file://"))
+    assert (where / "plots" / "c1" / files[1].name).read_bytes() == files[1].read_bytes()
+    assert tracker.client.get_run(parent).info.status == "FINISHED"
+
+
+def test_artifacts_lie_in_the_given_folder(tracker: Tracker) -> None:
+    parent = record(tracker)
+    where = tracker.client.get_run(parent).info.artifact_uri
+    assert where.startswith(tracker.artifacts_dir.resolve().as_uri())
+
+
+def test_a_process_killed_while_it_made_the_tables_leaves_none(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    # What a kill in the middle of the first migration leaves now: half of it, beside.
+    database.with_name("mlflow.db.new").write_bytes(b"half of a database")
+    again = Tracker(f"sqlite:///{database}", tmp_path / "artifacts")
+    assert again.experiment("model") == again.experiment("model")
+    assert database.exists()
+    assert not database.with_name("mlflow.db.new").exists()
