@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from registry.deploy_yaml import Literal, yaml_file
 from registry.deployment import (
     MEMORY_SHARE,
     Deployment,
     memory_of,
-    one_line,
     start_budget,
 )
 from registry.serve_words import serve_words
@@ -81,7 +78,7 @@ def compose(deployment: Deployment) -> str:
         f"{MEMORY_SHARE:.0%}.",
         *_image_notes(deployment, "Set VLLM_IMAGE to yours."),
     ]
-    return _document(header, [{"name": deployment.name, "services": {"vllm": service}}])
+    return yaml_file(header, [{"name": deployment.name, "services": {"vllm": service}}])
 
 
 def _compose_image(deployment: Deployment) -> str:
@@ -179,7 +176,7 @@ def kubernetes(deployment: Deployment) -> str:
         *_image_notes(deployment, "Replace the image below; as it stands it cannot be pulled."),
     ]
     documents = [
-        document("v1", "ConfigMap", probe_name, data={"probe.py": _Literal(probe)}),
+        document("v1", "ConfigMap", probe_name, data={"probe.py": Literal(probe)}),
         document("apps/v1", "Deployment", name, spec=spec),
         document(
             "v1",
@@ -198,7 +195,7 @@ def kubernetes(deployment: Deployment) -> str:
             spec={"maxUnavailable": 1, "selector": {"matchLabels": selector}},
         ),
     ]
-    return _document(header, documents)
+    return yaml_file(header, documents)
 
 
 def _pod(deployment: Deployment, probe_name: str) -> dict[str, Any]:
@@ -370,45 +367,3 @@ def _image_notes(deployment: Deployment, remedy: str) -> list[str]:
 
 def _mebibytes(count: int) -> int:
     return -(-count // 2**20)
-
-
-# -- YAML ------------------------------------------------------------------------------------
-
-
-class _Literal(str):
-    """Text of several lines that is written as it is."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes every text that some reader could take for something else in double quotes.
-
-    Readers differ: `y` is true for one, `0o17` a number for another.
-    """
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]{2,}", text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
-
-
-def _literal(dumper: yaml.SafeDumper, text: _Literal) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
-
-
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(_Literal, _literal)
-
-
-def _document(header: Sequence[str], documents: Sequence[Mapping[str, Any]]) -> str:
-    comment = "".join(f"# {one_line(line)}".rstrip() + "\n" for line in header)
-    body = yaml.dump_all(
-        documents,
-        Dumper=_Dumper,
-        sort_keys=False,
-        width=2**20,
-        explicit_start=len(documents) > 1,
-    )
-    return comment + body
