@@ -6,16 +6,15 @@ and the lineage of every registered version whether one of those artifacts is in
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
 from registry.lineage import BUNDLE, PROMPTS, Edge, Lineage, Node, merged, whole_store
 from registry.settings import settings
-from registry.tracking import TAG_BUNDLE, quiet_mlflow
+from registry.tracking import TAG_BUNDLE
 from tasks.prompt_rows import asked_ids, column_of, find_ids, find_rows, ids_of
 from tasks.reach import Found, Reach, spread, ways
 from tasks.text_search import search_texts
@@ -40,12 +39,13 @@ def impact(words: Sequence[str]) -> Impact:
     """Follow prompts, by id or by files of ids. Raises `UserError` for a file without ids."""
     began = time.monotonic()
     asked = asked_ids(words)
-    loading = _load_mlflow()
+    # MLflow takes seconds to start, and the search for rows is not Python's: side by side.
+    beside = ThreadPoolExecutor(1)
+    listing = beside.submit(registered_versions) if _has_registry() else None
     store, broken = whole_store(settings().store_dir)
     found = rows_of_store(store, asked)
     known = {name for parts in found.values() for places in parts.values() for name in places}
-    loading.join()
-    versions, unseen = _made_of(registered_versions() if _has_registry() else [], store, found)
+    versions, unseen = _made_of(listing.result() if listing else [], store, found)
     everything = merged([store, *(one.lineage for one in versions)])
     reaches = spread(everything, found)
     artifacts = [
@@ -230,16 +230,3 @@ def _version(made: Made, reaches: Mapping[str, Reach]) -> dict[str, Any]:
 
 def _has_registry() -> bool:
     return bool(settings().mlflow_uri) or (settings().home / "mlflow.db").exists()
-
-
-def _load_mlflow() -> Thread:
-    """Import MLflow beside the search: it takes two seconds, and the search is not Python's."""
-
-    def load() -> None:
-        if _has_registry() and importlib.util.find_spec("mlflow"):
-            quiet_mlflow()
-            import mlflow  # noqa: F401
-
-    thread = Thread(target=load, daemon=True)
-    thread.start()
-    return thread

@@ -1,13 +1,15 @@
 """Which rows of the store's files hold which prompts: by id, a million rows in half a second.
 
-Only the column of ids is read. Where a file is odd (a number as an id, a row of many megabytes),
-it is read line by line instead, which takes longer and finds the same.
+A few ids are looked for among the bytes of a file, where its rows begin with their id, as ours do.
+Otherwise the column of ids is read and nothing else; and where a file is odd (a number as an id,
+a row of many megabytes), line by line. Each way finds the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,11 @@ from tasks.prompt_files import read_rows
 
 BLOCK = 8 << 20
 """Bytes that are read at once; a row must fit in."""
+
+FEW = 8
+"""More ids than this are found faster in the column."""
+
+_ROW = b'{"id": '
 
 TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
@@ -59,7 +66,29 @@ def find_ids(ids: Any, wanted: Collection[str]) -> dict[str, int]:
 
 def find_rows(path: Path, wanted: Collection[str]) -> dict[str, int]:
     """`{id: row number, from 0}` in a JSONL file with a field `id`; empty without the file."""
-    return find_ids(ids_of(path), wanted) if path.is_file() else {}
+    if not path.is_file() or path.stat().st_size == 0:
+        return {}
+    if len(wanted) <= FEW:
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            if content[: len(_ROW) + 1] == _ROW + b'"':
+                return _find_bytes(content, wanted)
+    return find_ids(ids_of(path), wanted)
+
+
+def _find_bytes(content: mmap, wanted: Collection[str]) -> dict[str, int]:
+    """Rows that begin with one of the ids, spelled as `write_jsonl` does."""
+    found = {}
+    for name in wanted:
+        spelled = _ROW + json.dumps(name, ensure_ascii=False).encode("utf-8", "replace")
+        place = 0
+        if content[: len(spelled)] != spelled:
+            place = content.find(b"\n" + spelled) + 1
+            if not place:
+                continue
+        found[name] = sum(
+            content[at : min(at + BLOCK, place)].count(b"\n") for at in range(0, place, BLOCK)
+        )
+    return found
 
 
 def column_of(path: Path, column: str) -> Any:

@@ -28,25 +28,23 @@ class Registered(NamedTuple):
 def registered_versions() -> list[Registered]:
     """Every version of every registered model, with the aliases that point to it."""
     client = Tracker(settings().tracking_uri, settings().mlartifacts_dir).client
-    found = []
-    for model in _all(client, "search_registered_models"):
-        with asking_mlflow(f"read {model.name}"):
-            # The search leaves the aliases out.
-            held = client.get_registered_model(model.name).aliases
-        quoted = model.name.replace("'", "''")
-        for version in _all(client, "search_model_versions", filter_string=f"name = '{quoted}'"):
-            aliases = [
-                alias for alias, to in sorted(held.items()) if int(to) == int(version.version)
-            ]
-            found.append(Registered(version, aliases))
+    found, held = [], dict[str, dict[str, str]]()
+    for version in _versions(client):
+        if version.name not in held:
+            with asking_mlflow(f"read {version.name}"):
+                # The search leaves the aliases out.
+                held[version.name] = client.get_registered_model(version.name).aliases
+        aliases = held[version.name].items()
+        names = [alias for alias, to in sorted(aliases) if int(to) == int(version.version)]
+        found.append(Registered(version, names))
     return sorted(found, key=lambda one: (one.version.name, int(one.version.version)))
 
 
-def _all(client: MlflowClient, search: str, **arguments: str) -> Iterator[Any]:
+def _versions(client: MlflowClient) -> Iterator[ModelVersion]:
     token = None
     while True:
-        with asking_mlflow(search.replace("_", " ")):
-            page = getattr(client, search)(**arguments, page_token=token)
+        with asking_mlflow("list the versions"):
+            page = client.search_model_versions(page_token=token)
         yield from page
         token = page.token
         if not token:

@@ -18,7 +18,7 @@ from registry.lineage import BUNDLE, PROMPTS, Edge, Lineage, Node, whole_store
 from registry.outcome import Verdict
 from registry.settings import settings
 from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, Tracker, asking_mlflow
-from registry.versions import current_champion, numbered_version
+from registry.versions import PREVIOUS, current_champion, numbered_version
 from tasks.impact import TAG_PROMPTS
 from tasks.version_files import VersionFiles
 
@@ -267,7 +267,8 @@ def _moved(
             + "it was moved outside of pilotage"
         )
         return None
-    if line.bundle and line.bundle != bundle:
+    # A line is about what it promotes; `previous` moves along with it.
+    if name != PREVIOUS and line.bundle and line.bundle != bundle:
         findings.problems.append(
             f"the ledger's line {line.sequence} is about bundle {_cut(line.bundle)}"
         )

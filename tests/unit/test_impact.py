@@ -12,11 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 import tasks.impact
+import tasks.prompt_rows
 from flows.lineage_commands import impact as command
 from registry.errors import UserError
 from registry.settings import settings
 from tasks.impact import MOST_IDS, TAG_PROMPTS, impact
-from tasks.prompt_rows import asked_ids, find_ids, find_rows, ids_of
+from tasks.prompt_files import write_jsonl
+from tasks.prompt_rows import FEW, asked_ids, find_ids, find_rows, ids_of
 from tasks.version_files import Registered
 from tests.unit.lineage_builders import Release, release, text_of
 from tests.unit.lineage_registry import MODEL, version_of
@@ -331,8 +333,24 @@ def test_odd_rows_are_found_as_well(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert find_rows(file, {"7", "b", "z"}) == {"7": 0, "b": 1}
     assert find_rows(tmp_path / "none.jsonl", {"a"}) == {}
+    many = {f"x{n}" for n in range(2 * FEW)} | {"b"}
+    assert find_rows(file, many) == {"b": 1}
     file.write_text("", encoding="utf-8")
+    assert find_rows(file, {"a"}) == {}
     assert find_ids(ids_of(file), {"a"}) == {}
+
+
+def test_few_ids_and_many_are_found_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.prompt_rows, "BLOCK", 16)
+    names = ["a", "aa", 'q"\\', "é\n", "名", "last"]
+    inner = [{"id": name, "prompt": f'{{"id": "{name}x"}}', "r": {"id": "inner"}} for name in names]
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, inner)
+    for place, name in enumerate(names):
+        assert find_rows(file, {name, "inner", "ax"}) == {name: place}
+    monkeypatch.setattr(tasks.prompt_rows, "BLOCK", 1 << 20)
+    many = {*names, *(f"x{n}" for n in range(FEW))}
+    assert find_rows(file, many) == {name: place for place, name in enumerate(names)}
 
 
 def test_a_long_list_of_ids_is_cut_and_counted(made: Release, home: Path) -> None:
