@@ -16,6 +16,7 @@ from flows.console import Json, as_encodable, say, show
 from flows.ledger_commands import ledger
 from flows.prefect_home import prepare_prefect
 from flows.promotion_commands import promote, rollback
+from flows.prune_command import prune
 from flows.turn_commands import begin, compare, prove_draft
 from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.settings import settings
@@ -254,6 +255,7 @@ app.command()(compare)
 app.command()(prove_draft)
 app.command()(promote)
 app.command()(ledger)
+app.command()(prune)
 app.command()(rollback)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from prefect import flow
 
@@ -28,7 +29,7 @@ from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
-from registry.versions import PromotionRefused
+from registry.versions import CHAMPION, PromotionRefused
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
@@ -90,14 +91,17 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     references = {"teacher": teacher_measured, "student": student}
     if any(gate.reference == "champion" for gate in policy.gates):
         references["champion"] = measure_champion(todo, measured)
+    others = [teacher_measured]
+    if CHAMPION in references:
+        # It may be a candidate of this release as well.
+        others.append(replace(references[CHAMPION], name=CHAMPION))
     judged = judge_candidates(policy, measured, references)
     recorded = record(todo, judged, measured, incumbent.version)
     promotion = promote_chosen(recipes, recorded, incumbent.version)
     spent = time.monotonic() - started
     return conclude(
-        todo, judged, measured, teacher_measured, recorded, promotion, spent, notes,
-        incumbent.loosened,
-    )  # fmt: skip
+        todo, judged, measured, others, recorded, promotion, spent, notes, incumbent.loosened
+    )
 
 
 def promote_chosen(
@@ -141,12 +145,12 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
             quantize(wanted.quantize, recipes.quantize[wanted.candidate.quantize])
         if wanted.draft is not None:
             train_draft(wanted.draft)
+        target = part_of(wanted.target, wanted.below)
+        draft = part_of(wanted.draft) if wanted.draft else None
+        bundle = bundle_of(wanted.name, target, draft, wanted.config)
     except StageFailed as error:
         LOG.error("%s: %s", wanted.name, error)
         return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
-    target = part_of(wanted.target, wanted.below)
-    draft = part_of(wanted.draft) if wanted.draft else None
-    bundle = bundle_of(wanted.name, target, draft, wanted.config)
     remember(bundle)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
         if will_run(wanted.latency, recipes.policy.max_age_days) and not known_infeasible(

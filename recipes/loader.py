@@ -215,7 +215,9 @@ def _problem(source: str, detail: Any, model: type[BaseModel]) -> Problem:
         return Problem(where, "unknown key", f"did you mean {near[0]!r}?" if near else "remove it")
     if detail["type"] == "missing":
         return Problem(where, "is missing", "add it")
-    value = repr(detail.get("input"))
+    # A mapping is shown by its keys: a value that does not belong there may be a secret.
+    written = detail.get("input")
+    value = repr(sorted(map(str, written)) if isinstance(written, dict) else written)
     shown = value if len(value) <= 80 else value[:77] + "..."
     return Problem(where, f"{what} (found {shown})", "correct the value")
 

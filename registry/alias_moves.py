@@ -266,6 +266,15 @@ def spelled(moves: Mapping[str, Move]) -> str:
     )
 
 
+def told(entry: Entry) -> str:
+    """One line of the ledger as a sentence."""
+    reason = f": {entry.reason}" if entry.reason else ""
+    return (
+        f"line {entry.sequence}, {entry.at:%Y-%m-%d %H:%M} UTC, {entry.action} by {entry.actor}: "
+        f"{spelled(entry.moves)}{reason}"
+    )
+
+
 def _head(entries: Sequence[Entry]) -> Head:
     return Head(entries[-1].sequence, entries[-1].hash) if entries else EMPTY
 

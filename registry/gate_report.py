@@ -251,7 +251,7 @@ def markdown(outcome: GateOutcome) -> str:
 
 def _page(outcome: GateOutcome, flips: bool, length: int) -> Iterator[str]:
     def cell(text: str) -> str:
-        return _escaped(_line(text, length))
+        return escaped(_line(text, length))
 
     yield f"## Gate {cell(outcome.policy)}: {outcome.verdict}"
     yield ""
@@ -330,7 +330,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], length: int) -
     yield f"| {' | '.join(columns)} |"
     yield f"|{' --- |' * len(columns)}"
     for row in rows:
-        yield f"| {' | '.join(_escaped(_line(text, length)) for text in row)} |"
+        yield f"| {' | '.join(escaped(_line(text, length)) for text in row)} |"
 
 
 def _list(title: str, texts: Sequence[str], length: int) -> Iterator[str]:
@@ -338,10 +338,10 @@ def _list(title: str, texts: Sequence[str], length: int) -> Iterator[str]:
         yield ""
         yield f"{title}:"
         yield ""
-        yield from (f"- {_escaped(_line(text, length))}" for text in texts)
+        yield from (f"- {escaped(_line(text, length))}" for text in texts)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text of one line as GitHub's Markdown shows it unchanged, in a table or out of it."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*\[\]|~$#])", r"\\\1", text)

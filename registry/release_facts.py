@@ -29,6 +29,7 @@ class ReleaseFacts(BaseModel):
     profile: str = Field(description="Load profile.")
     champion: int | None = Field(description="Version that was champion when it was judged.")
     first_release: bool
+    prompts: str = Field(description="Digest of the prompt set.")
     smoke: list[dict[str, str]] = Field(
         default_factory=list, description="Messages of the smoke prompt, a business prompt."
     )

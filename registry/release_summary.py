@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from registry.gate_report import _escaped as escaped
+from registry.gate_report import escaped
 from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome, Verdict
 from registry.report_latency import kept_words, percentile_of, shown_point, sla_of
 from registry.report_numbers import NONE, cost, cut, megabytes, number, short_ms

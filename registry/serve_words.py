@@ -29,7 +29,7 @@ FIXED_ENV = {
 LOOPBACK_ENV = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 """Where vLLM's own processes meet. A recipe for several nodes may say otherwise."""
 
-FOREIGN_ENV = ("VLLM_", "OMP_", "KMP_")
+FOREIGN_ENV = ("VLLM_", "OMP_", "KMP_", "PYTHONPATH", "PYTHONHOME")
 """Variables of the caller that begin so are taken away: they would be in no bundle."""
 
 

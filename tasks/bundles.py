@@ -18,6 +18,7 @@ from registry.errors import UserError
 from registry.ledger import Ledger
 from registry.provenance import engine_version
 from registry.settings import settings
+from registry.store import Store
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
 from registry.versions import current_champion, numbered_version
 from registry.whole_files import write_whole
@@ -163,6 +164,8 @@ def weights_as_gated(bundle: Bundle, reference: str) -> None:
             raise UserError.at(
                 part.path, f"is missing, and MLflow has no {name} of {reference}", remedy
             )
+        # In use: `pilotage prune` leaves it alone while its server is not there yet.
+        Store(settings().store_dir).mark_used(part.stage, part.key)
         if digest_of_folder(part.path) != part.digest:
             raise UserError.at(part.path, f"is not what was gated as {reference}", remedy)
 

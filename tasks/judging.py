@@ -173,13 +173,6 @@ def selected(
     return selection
 
 
-def select(
-    candidates: Sequence[CandidateOutcome], objective: str, rate: float | None
-) -> str | None:
-    """Name of the candidate that `selected` picks without a champion, or None."""
-    return choose(candidates, objective, rate=rate).chosen
-
-
 def _weights(part: Part) -> int:
     """Bytes of the weights in its folder."""
     return sum(path.stat().st_size for path in part.path.glob("*.safetensors"))

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from registry.latency_plots import BY_RATE, PLOTS, compare_plots, telling, write_plots
+from registry.lineage_picture import svg
 from registry.measured_steps import read_latency
 from registry.report_latency import LatencyFigures, Picture
 from registry.settings import settings
 from tasks.judging import Measured
+from tasks.lineage import lineage_for
 from tasks.progress import LOG
 
 COMPARED = "_compared"
@@ -77,6 +79,18 @@ def compared_picture(plots: Plots) -> list[Picture]:
     files = [path for path in plots.get(COMPARED, ()) if path.name == BY_RATE]
     title = "latency against request rate, all candidates"
     return [Picture(title=title, png=path.read_bytes()) for path in files]
+
+
+def lineage_picture(measured: Measured | None) -> str:
+    """The lineage of a candidate as SVG; empty where there is none, or it cannot be drawn."""
+    if measured is None or measured.bundle is None:
+        return ""
+    try:
+        return svg(lineage_for(measured.bundle, measured.refs()), title=measured.name)
+    except Exception as error:
+        # As with the plots: the release ends as it was judged.
+        LOG.warning("no picture of the lineage of %s: %s", measured.name, error)
+        return ""
 
 
 def _drawn(root: Path, name: str, draw: Callable[[Path], Any]) -> list[Path]:

@@ -16,6 +16,8 @@ from prefect import task
 
 from eval_suites.gating import notes_of, waivers_of
 from eval_suites.verdicts import release_verdict
+from registry import release_summary
+from registry.alias_moves import told
 from registry.alias_outcome import AliasOutcome
 from registry.artifacts import Stage
 from registry.bundle import Bundle
@@ -24,7 +26,7 @@ from registry.errors import PilotageError
 from registry.evidence import LatencyEvidence, read_summary
 from registry.gate_report import json_line, markdown
 from registry.lineage import LINEAGE_FILE
-from registry.outcome import CandidateOutcome, LoosenedGate, ReleaseOutcome, Verdict
+from registry.outcome import CandidateOutcome, LoosenedGate, ReleaseOutcome, Selection, Verdict
 from registry.promotion import champion_of, rolled_back
 from registry.provenance import provenance
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
@@ -34,16 +36,19 @@ from registry.store import Absent
 from registry.tracking import StageRecord
 from registry.versions import CHAMPION, PREVIOUS
 from tasks.bundles import aliases_of_model, tracker
-from tasks.judging import Measured, select
+from tasks.judging import Measured, selected
 from tasks.lineage import lineage_for
 from tasks.planning import ReleasePlan, ResolvedRelease
-from tasks.plotting import plot_artifacts, release_plots
+from tasks.plotting import lineage_picture, plot_artifacts, release_plots
 from tasks.progress import LOG
 from tasks.promoting import SmokeFailed
 from tasks.prompt_files import read_jsonl
 from tasks.registering import make_version
 from tasks.reporting import gate_outcome, report_details
 from tasks.stages import TASK_OPTIONS, artifact_of, folder_of, stages_of_run, store
+
+LEDGER_LINES = 12
+"""Newest lines of the ledger that a report shows."""
 
 PUBLISH_WAIT = 600.0
 """Seconds that a release waits for another one of the same model to be recorded."""
@@ -55,7 +60,7 @@ class RecordedRelease:
 
     digest: str
     run: str
-    chosen: str | None
+    selection: Selection
     version: int | None
     notes: list[str]
 
@@ -114,8 +119,14 @@ def record(
             },
         )
         eligible, notes = without_rolled_back(release.model, candidates)
-        chosen = select(eligible, release.promotion.objective, sla_rate(recipes))
-        version = None
+        incumbent = champion_of(aliases_of_model(release.model), champion) if champion else None
+        selection = selected(
+            eligible,
+            release.promotion,
+            sla_rate(recipes),
+            incumbent=incumbent.bundle if incumbent is not None else None,
+        )
+        chosen, version = selection.chosen, None
         if chosen is not None:
             winner = next(one for one in candidates if one.name == chosen)
             version = make_version(
@@ -128,7 +139,7 @@ def record(
                 actor=f"release {recipes.name}",
                 startup_seconds=startup_of(by_name[chosen]),
             )
-    return RecordedRelease(digest, run, chosen, version, notes)
+    return RecordedRelease(digest, run, selection, version, notes)
 
 
 def startup_of(measured: Measured) -> float | None:
@@ -153,6 +164,7 @@ def release_facts(todo: ReleasePlan, digest: str, champion: int | None) -> Relea
         profile=release.load,
         champion=champion,
         first_release=release.promotion.first_release,
+        prompts=artifact_of(todo.prompts).digest,
         smoke=[{"role": "user", "content": first["prompt"]}],
     )
 
@@ -190,7 +202,7 @@ def conclude(
     todo: ReleasePlan,
     candidates: Sequence[CandidateOutcome],
     measured: Sequence[Measured],
-    teacher: Measured,
+    others: Sequence[Measured],
     recorded: RecordedRelease,
     promotion: AliasOutcome | PilotageError | None,
     seconds: float,
@@ -199,21 +211,24 @@ def conclude(
 ) -> ReleaseOutcome:
     """Say what came of the release, write its report, and close its run.
 
-    promotion: what moving the alias ended with; an error where it was refused, None where nothing
-    was chosen.
+    others: the teacher, and the champion where it was measured. promotion: what moving the alias
+    ended with; an error where it was refused, None where nothing was chosen.
     """
     recipes = todo.resolved
     release = recipes.release
     records = tracker()
     aliases = aliases_of_model(release.model)
-    now = aliases.settle().aliases
-    promoted = recorded.chosen if isinstance(promotion, AliasOutcome) else None
+    state = aliases.settle()
+    now, selection = state.aliases, recorded.selection
+    promoted = selection.chosen if isinstance(promotion, AliasOutcome) else None
     verdict = release_verdict([one.verdict for one in candidates], promoted is not None)
     reasons = [f"{one.name}: {reason}" for one in candidates for reason in one.reasons[:1]]
     if isinstance(promotion, PilotageError):
         # It passed, and what it was compared with is gone, or it does not answer any more.
         verdict = Verdict.INFEASIBLE if isinstance(promotion, SmokeFailed) else Verdict.INVALID
-        reasons.insert(0, f"{recorded.chosen} passed and was not promoted: {promotion}")
+        reasons.insert(0, f"{selection.chosen} passed and was not promoted: {promotion}")
+    elif promoted is None and any(one.verdict is Verdict.PASS for one in candidates):
+        reasons.insert(0, selection.reason)
     outcome = ReleaseOutcome(
         release=recorded.digest,
         name=recipes.name,
@@ -225,6 +240,7 @@ def conclude(
         champion=champion_of(aliases, now[CHAMPION]) if CHAMPION in now else None,
         previous=champion_of(aliases, now[PREVIOUS], PREVIOUS) if PREVIOUS in now else None,
         candidates=list(candidates),
+        selection=selection,
         stages=stages_of_run(),
         notes=[*notes, *recorded.notes, *notes_of(recipes.policy, len(candidates))],
         waivers=waivers_of(recipes.policy, {one.name: one.gates for one in candidates}),
@@ -237,27 +253,45 @@ def conclude(
         finished_at=datetime.now(UTC),
         seconds=round(seconds, 1),
     )
-    everyone = {"teacher": teacher, **{one.name: one for one in measured}}
     plots = release_plots(recorded.digest, measured)
-    details = report_details(todo, everyone, teacher, outcome, plots, sla_rate(recipes))
+    details = report_details(
+        todo,
+        {one.name: one for one in (*others, *measured)},
+        next(one for one in others if one.name == "teacher"),
+        outcome,
+        plots,
+        lineage_svg=lineage_picture(shown_in_lineage(outcome, measured)),
+        ledger=[told(entry) for entry in state.entries[-LEDGER_LINES:]],
+    )
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
     gates = gate_outcome(outcome, recipes.policy)
-    texts = {"gates.md": markdown(gates), "gates.json": json_line(gates)}
+    texts = {
+        "summary.md": release_summary.markdown(outcome),
+        "gates.md": markdown(gates),
+        "gates.json": json_line(gates),
+    }
     records.finish(recorded.run, outcome, report, texts, plot_artifacts(plots))
-    show_gates(outcome.release, texts["gates.md"])
+    for key in ("summary", "gates"):
+        show_in_prefect(key, texts[f"{key}.md"], outcome.release)
     return outcome
 
 
-def show_gates(release: str, table: str) -> None:
-    """The gates as an artifact of the Prefect run; a server without room for it refuses nothing."""
+def shown_in_lineage(outcome: ReleaseOutcome, measured: Sequence[Measured]) -> Measured | None:
+    """Whose lineage the report draws: the promoted candidate's, else the first that was made."""
+    made = [one for one in measured if one.bundle is not None]
+    return next((one for one in made if one.name == outcome.promoted), made[0] if made else None)
+
+
+def show_in_prefect(key: str, text: str, release: str) -> None:
+    """A text as an artifact of the Prefect run; a server without room for it refuses nothing."""
     from prefect.artifacts import create_markdown_artifact
     from prefect.exceptions import PrefectHTTPStatusError
 
     try:
-        create_markdown_artifact(key="gates", markdown=table, description=f"release {release[:12]}")
+        create_markdown_artifact(key=key, markdown=text, description=f"release {release[:12]}")
     except PrefectHTTPStatusError as error:
-        LOG.warning("the gates' table is not shown in Prefect: %s", error)
+        LOG.warning("the page %r is not shown in Prefect: %s", key, error)
 
 
 def sla_rate(recipes: ResolvedRelease) -> float | None:

@@ -48,6 +48,7 @@ def make_version(
         "pilotage.release": facts.release,
         "pilotage.policy": facts.policy_digest,
         "pilotage.recipe": facts.recipe_digest,
+        "pilotage.prompts": facts.prompts,
     }
     with aliases.ledger.lock(model, LOCK_WAIT):
         version = register_version(

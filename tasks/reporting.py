@@ -32,7 +32,6 @@ def report_details(
     teacher: Measured,
     outcome: ReleaseOutcome,
     plots: Plots,
-    objective_rate: float | None = None,
     lineage_svg: str = "",
     ledger: Sequence[str] = (),
 ) -> ReportDetails:

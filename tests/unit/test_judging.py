@@ -13,7 +13,7 @@ from recipes.schema import Promotion
 from registry.bundle import Bundle, Part
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, Verdict
-from tasks.judging import Measured, judge_candidates, select, selected
+from tasks.judging import Measured, judge_candidates, selected
 
 
 def candidate(name: str, verdict: Verdict, p99: float | None, hit: float, size: int) -> Any:
@@ -55,11 +55,12 @@ CANDIDATES = [
     ("objective", "chosen"), [("fastest", "int8"), ("most_accurate", "bf16"), ("smallest", "int4")]
 )
 def test_the_objective_picks_among_those_that_passed(objective: str, chosen: str) -> None:
-    assert select(CANDIDATES, objective, 2.0) == chosen
+    promotion = Promotion.model_validate({"objective": objective})
+    assert selected(CANDIDATES, promotion, 2.0).chosen == chosen
 
 
 def test_nothing_passed() -> None:
-    assert select(CANDIDATES[:1], "fastest", 2.0) is None
+    assert selected(CANDIDATES[:1], Promotion(), 2.0).chosen is None
 
 
 def test_the_recipes_promotion_decides_and_the_champion_is_known() -> None:
