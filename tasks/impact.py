@@ -43,7 +43,7 @@ def impact(words: Sequence[str]) -> Impact:
     beside = ThreadPoolExecutor(1)
     listing = beside.submit(registered_versions) if _has_registry() else None
     store, broken = whole_store(settings().store_dir)
-    found = rows_of_store(store, asked)
+    found, unread = rows_of_store(store, asked)
     known = {name for parts in found.values() for places in parts.values() for name in places}
     versions, unseen = _made_of(listing.result() if listing else [], store, found)
     everything = merged([store, *(one.lineage for one in versions)])
@@ -73,7 +73,7 @@ def impact(words: Sequence[str]) -> Impact:
         "texts": texts,
         "unseen": [
             *(f"store/{path} cannot be read" for path in broken),
-            *unseen, *not_searched,
+            *unread, *unseen, *not_searched,
         ],
         "store": str(settings().store_dir),
         "seconds": round(time.monotonic() - began, 3),
@@ -84,32 +84,54 @@ def impact(words: Sequence[str]) -> Impact:
 # -- the store -------------------------------------------------------------------------------
 
 
-def rows_of_store(store: Lineage, asked: Collection[str]) -> dict[str, Found]:
-    """Rows of the asked ids in every artifact of the store that holds rows, by its digest."""
-    wanted = set(asked)
+def rows_of_store(store: Lineage, asked: Collection[str]) -> tuple[dict[str, Found], list[str]]:
+    """Rows of the asked ids in every artifact of the store that holds rows, by its digest.
+
+    And a line for each whose files cannot be read: what it may have held counts as gone.
+    """
     found: dict[str, Found] = {}
-    # Prompts first: what a load test sent is told by the order of the prompts.
+    unread = []
+    # Prompts first: what was made of them holds no other ids.
     for node in reversed(store.ordered()):
-        folder = settings().store_dir / node.kind / node.key / "files"
-        if node.gone:
+        parent = store.parents(node.id).get(PROMPTS)
+        above = found.get(parent.digest) if parent is not None else None
+        try:
+            rows = None if node.gone else _rows(node, parent, above, set(asked))
+        except (OSError, ValueError, LookupError) as error:
+            unread.append(f"{_place(node)}: its rows cannot be read ({type(error).__name__})")
             continue
-        if node.kind == PROMPTS:
-            found[node.digest] = {p: find_rows(folder / f"{p}.jsonl", wanted) for p in PARTS}
-        elif node.kind == "teacher_data":
-            names = ("train", "calibration", "set_aside")
-            found[node.digest] = {
-                name: find_rows(folder / f"{name}.jsonl", wanted) for name in names
-            }
-        elif node.kind == "accuracy":
-            found[node.digest] = {"eval": find_ids(column_of(folder / "items.parquet", "item_id"),
-                                               wanted)}  # fmt: skip
-        elif node.kind in ("latency", "draft_proof") and node.facts.get("load") != "synthetic":
-            parent = store.parents(node.id).get(PROMPTS)
-            if parent is not None and parent.digest in found:
-                load = found[parent.digest].get("load", {})
-                prompts = settings().store_dir / parent.kind / parent.key / "files" / "load.jsonl"
-                found[node.digest] = {"load": _sent(folder, prompts, load)}
-    return found
+        if rows is not None:
+            found[node.digest] = rows
+    return found, unread
+
+
+def _rows(node: Node, parent: Node | None, above: Found | None, asked: set[str]) -> Found | None:
+    """Rows by part; None for what holds none. `above` are those of its prompts, None: unknown."""
+    folder = settings().home / _place(node) / "files"
+
+    def within(*parts: str) -> set[str]:
+        return asked if above is None else {name for part in parts for name in above[part]}
+
+    if node.kind == PROMPTS:
+        return {part: find_rows(folder / f"{part}.jsonl", asked) for part in PARTS}
+    if node.kind == "teacher_data":
+        return {
+            "train": find_rows(folder / "train.jsonl", within("train")),
+            "calibration": find_rows(folder / "calibration.jsonl", within("calibration")),
+            "set_aside": find_rows(folder / "set_aside.jsonl", within("train", "calibration")),
+        }
+    if node.kind == "accuracy":
+        return {"eval": find_ids(column_of(folder / "items.parquet", "item_id"), within("eval"))}
+    measured = node.kind in ("latency", "draft_proof") and node.facts.get("load") != "synthetic"
+    if measured and parent is not None and above is not None:
+        prompts = settings().home / _place(parent) / "files" / "load.jsonl"
+        return {"load": _sent(folder, prompts, above["load"])}
+    return None
+
+
+def _place(node: Node) -> str:
+    """The folder of an artifact below the home."""
+    return f"store/{node.kind}/{node.key}"
 
 
 def _sent(folder: Path, prompts: Path, load: Mapping[str, int]) -> dict[str, int]:
@@ -141,7 +163,7 @@ def _artifact(node: Node, reach: Reach, store: Lineage) -> dict[str, Any]:
         "rows": _counts(reach.rows),
         "ids": names[:MOST_IDS],
         "sure": reach.sure,
-        "where": f"store/{node.kind}/{node.key}" if here else "",
+        "where": _place(node) if here else "",
     }
 
 

@@ -8,7 +8,6 @@ from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle, Part
 from registry.lineage import BUNDLE, Lineage, Named, Node, collect
 from registry.settings import settings
-from tasks.progress import LOG
 
 
 def lineage_for(bundle: Bundle, evidence_refs: Mapping[str, ArtifactRef]) -> Lineage:
@@ -35,20 +34,6 @@ def lineage_for(bundle: Bundle, evidence_refs: Mapping[str, ArtifactRef]) -> Lin
         for kind, ref in evidence_refs.items()
     }
     return collect(settings().store_dir, top, roots)
-
-
-def picture_of(lineage: Lineage, title: str) -> str:
-    """The lineage as inline SVG; empty, with a line in the log, where it cannot be drawn.
-
-    What was judged was judged without it, so a drawing that fails refuses nothing.
-    """
-    from registry.lineage_picture import svg
-
-    try:
-        return svg(lineage, title=title)
-    except Exception as error:  # whatever Graphviz, its library or its absence raises
-        LOG.warning("no picture of the lineage of %s: %s", title, error)
-        return ""
 
 
 def _named(part: Part) -> Named:

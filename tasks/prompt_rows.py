@@ -65,8 +65,11 @@ def find_ids(ids: Any, wanted: Collection[str]) -> dict[str, int]:
 
 
 def find_rows(path: Path, wanted: Collection[str]) -> dict[str, int]:
-    """`{id: row number, from 0}` in a JSONL file with a field `id`; empty without the file."""
-    if not path.is_file() or path.stat().st_size == 0:
+    """`{id: row number, from 0}` in a JSONL file with a field `id`.
+
+    Raises `OSError` or `ValueError` where the file cannot be read.
+    """
+    if path.stat().st_size == 0 or not wanted:
         return {}
     if len(wanted) <= FEW:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:

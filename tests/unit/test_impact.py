@@ -167,6 +167,19 @@ def test_prompts_that_are_gone_are_found_in_what_holds_them(made: Release) -> No
     assert set(reached("t0")) >= {"teacher_data", "distill", "draft"}
 
 
+def test_rows_that_cannot_be_read_are_named_and_count_as_reached(made: Release) -> None:
+    folder = made.store.folder(made.stages["accuracy"])
+    (folder / "files" / "items.parquet").write_text("no table", encoding="utf-8")
+    data = made.store.folder(made.stages["teacher_data"])
+    (data / "files" / "train.jsonl").unlink()
+    document = impact(["t3", "e2"]).document
+    found = {one["kind"]: one for one in document["artifacts"]}
+    assert found["accuracy"]["rows"] == {"eval": 1} and not found["accuracy"]["sure"]
+    assert found["distill"]["rows"] == {"train": 1} and not found["distill"]["sure"]
+    named = [line for line in document["unseen"] if "its rows cannot be read" in line]
+    assert [line.split("/")[1] for line in named] == ["teacher_data", "accuracy"]
+
+
 def test_a_manifest_that_cannot_be_read_is_named(made: Release) -> None:
     (made.store.folder(made.stages["draft"]) / "manifest.json").write_text("{", encoding="utf-8")
     unseen = impact(["t0"]).document["unseen"]
@@ -332,7 +345,8 @@ def test_odd_rows_are_found_as_well(tmp_path: Path) -> None:
     rows = [{"id": 7, "x": "y" * 100}, {"id": "b", "x": {"id": "z"}}, {"x": 1}, {"id": "b"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert find_rows(file, {"7", "b", "z"}) == {"7": 0, "b": 1}
-    assert find_rows(tmp_path / "none.jsonl", {"a"}) == {}
+    with pytest.raises(OSError):
+        find_rows(tmp_path / "none.jsonl", {"a"})
     many = {f"x{n}" for n in range(2 * FEW)} | {"b"}
     assert find_rows(file, many) == {"b": 1}
     file.write_text("", encoding="utf-8")

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 import tasks.why
 from flows.lineage_commands import why as command
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
 from registry.ledger import TAG_HEAD, TAG_LENGTH, Draft, Ledger, Move
 from registry.lineage import Edge, Lineage, Node
 from registry.lineage_picture import MOST_NODES, svg
 from registry.settings import settings
 from tasks.impact import TAG_PROMPTS
-from tasks.lineage import lineage_for, picture_of
+from tasks.lineage import lineage_for
 from tasks.why import why
 from tests.unit.lineage_builders import Release, release
 from tests.unit.lineage_registry import GATE, LATENCY, MODEL, version_of
@@ -348,15 +348,17 @@ def test_a_long_lineage_and_long_names_stay_small(made: Release) -> None:
     assert len(svg(lineage_for(made.bundle(), made.refs))) < 30_000
 
 
-def test_a_drawing_that_fails_is_logged_and_refuses_nothing(
-    made: Release, monkeypatch: pytest.MonkeyPatch
+def test_a_drawing_that_fails_comes_after_the_answer(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pygraphviz
-
-    assert picture_of(lineage_for(made.bundle(), {}), "c").startswith("<svg")
 
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("no dot")
 
+    ask()
     monkeypatch.setattr(pygraphviz.AGraph, "draw", broken)
-    assert picture_of(lineage_for(made.bundle(), {}), "c") == ""
+    done = CliRunner().invoke(app, ["any", "--picture", str(tmp_path / "x.svg")])
+    assert isinstance(done.exception, InfrastructureError)
+    assert "is version 1" in done.output
+    assert not (tmp_path / "x.svg").exists()
