@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from registry.alias_moves import Aliases, AliasMoved
-from registry.bundle import Bundle, Part
 from registry.errors import InfrastructureError
-from registry.ledger import Ledger, verify
-from registry.outcome import CandidateOutcome, Champion, Verdict
+from registry.ledger import Ledger
+from registry.outcome import Champion, Verdict
 from registry.promotion import (
     Backing,
-    Moved,
     champion_of,
     champions,
     check_alias,
@@ -43,9 +41,7 @@ from registry.versions import (
     register_version,
     standing,
 )
-
-MODEL = "support-student"
-BY = Backing(actor="release demo", evidence={"accuracy": "acc"}, policy="p1")
+from tests.promotion_builders import BY, MODEL, bundle, held, is_sound, passed, promoted, registered
 
 
 @pytest.fixture(scope="module")
@@ -67,66 +63,6 @@ def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
 @pytest.fixture
 def aliases(tracker: Tracker) -> Aliases:
     return Aliases(tracker.client, Ledger(tracker.uri), MODEL)
-
-
-def bundle(number: int) -> Bundle:
-    part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}")
-    return Bundle(name=f"c{number}", target=part, engine_version="0.32.0")
-
-
-def passed(number: int) -> CandidateOutcome:
-    return CandidateOutcome(
-        name=f"c{number}",
-        bundle=bundle(number).digest,
-        verdict=Verdict.PASS,
-        reasons=[],
-        evidence={"accuracy": f"acc{number}"},
-    )
-
-
-def registered(tracker: Tracker, *numbers: int) -> None:
-    """Versions of the bundles, each from a release of its own."""
-    from datetime import UTC, datetime
-
-    for number in numbers:
-        parent = tracker.release_run(MODEL, f"r{number}", "demo")
-        made = tracker.candidates(
-            parent, [(passed(number), bundle(number))], measured_at=datetime(2030, 1, 2, tzinfo=UTC)
-        )
-        version = register_version(
-            tracker.client,
-            MODEL,
-            passed(number),
-            model_id=made[f"c{number}"],
-            run_id=parent,
-            tags={"pilotage.policy": "demo"},
-        )
-        assert version == number
-
-
-def promoted(aliases: Aliases, *numbers: int) -> list[Moved]:
-    """The versions promoted one after another, each confirmed."""
-    done = []
-    for number in numbers:
-        now = aliases.settle().aliases.get(CHAMPION)
-        moved = promote(aliases, number, bundle(number).digest, BY, expected=now)
-        confirm(aliases, moved)
-        done.append(moved)
-    return done
-
-
-def held(aliases: Aliases) -> dict[str, int]:
-    found = aliases.client.get_registered_model(MODEL).aliases
-    return {name: int(version) for name, version in found.items()}
-
-
-def is_sound(aliases: Aliases) -> None:
-    """The chain is whole, the anchor covers it, MLflow has what it says."""
-    state = aliases.settle()
-    assert verify(state.entries, state.head) is None
-    assert aliases.tags()["pilotage.ledger.length"] == str(state.head.length)
-    assert aliases.tags()["pilotage.ledger.head"] == state.head.hash
-    assert state.aliases == held(aliases)
 
 
 # -- the six situations ----------------------------------------------------------------------
