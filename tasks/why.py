@@ -193,7 +193,8 @@ def _evidence(files: VersionFiles, tagged: str, findings: _Findings) -> dict[str
                 "judged when the version was made"
             )
         keys = ("measured_at", "engine", "harness", "suite", "profile", "hardware", "items_asked",
-                "items_scored", "metrics", "smoke", "limited")  # fmt: skip
+                "items_scored", "metrics", "smoke", "limited", "stays", "reason",
+            "num_speculative_tokens")  # fmt: skip
         found[kind] = {"digest": digest, **{key: document[key] for key in keys if key in document}}
     return found
 
