@@ -115,10 +115,12 @@ def _rows(node: Node, parent: Node | None, above: Found | None, asked: set[str])
     if node.kind == PROMPTS:
         return {part: find_rows(folder / f"{part}.jsonl", asked) for part in PARTS}
     if node.kind == "teacher_data":
+        aside = find_rows(folder / "set_aside.jsonl", within("train", "calibration"))
+        train = folder / "train.jsonl"
         return {
-            "train": find_rows(folder / "train.jsonl", within("train")),
+            "train": find_rows(train, asked) if above is None else _kept(train, above, aside),
             "calibration": find_rows(folder / "calibration.jsonl", within("calibration")),
-            "set_aside": find_rows(folder / "set_aside.jsonl", within("train", "calibration")),
+            "set_aside": aside,
         }
     if node.kind == "accuracy":
         return {"eval": find_ids(column_of(folder / "items.parquet", "item_id"), within("eval"))}
@@ -127,6 +129,15 @@ def _rows(node: Node, parent: Node | None, above: Found | None, asked: set[str])
         prompts = settings().home / _place(parent) / "files" / "load.jsonl"
         return {"load": _sent(folder, prompts, above["load"])}
     return None
+
+
+def _kept(file: Path, above: Found, aside: Mapping[str, int]) -> dict[str, int]:
+    """Training prompts whose answers were kept: all but those set aside; the file is the largest.
+
+    The numbers are those of the prompts' rows. Raises `OSError` without the file.
+    """
+    file.stat()
+    return {name: place for name, place in above["train"].items() if name not in aside}
 
 
 def _place(node: Node) -> str:
