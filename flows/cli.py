@@ -14,6 +14,7 @@ import typer
 
 from flows.console import Json, as_encodable, say, show
 from flows.ledger_commands import ledger
+from flows.lineage_commands import impact, why
 from flows.prefect_home import prepare_prefect
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
@@ -254,6 +255,8 @@ def bench(
 app.command()(compare)
 app.command()(prove_draft)
 app.command()(promote)
+app.command()(why)
+app.command()(impact)
 app.command()(ledger)
 app.command()(prune)
 app.command()(rollback)

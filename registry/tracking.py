@@ -315,14 +315,18 @@ class Tracker:
                 )
             return made
 
-    def add_weights(self, model_id: str, bundle: str, folders: Mapping[str, Path]) -> None:
-        """Put folders of weights into a LoggedModel, by name (`target`, `draft`), once.
+    def has_weights(self, model_id: str, bundle: str) -> bool:
+        """Whether the bundle's weights lie in a LoggedModel, whole."""
+        with asking_mlflow("look for the weights"):
+            return bool(self.client.get_logged_model(model_id).tags.get(_TAG_WEIGHTS) == bundle)
 
-        What `models:/NAME@ALIAS` downloads is then all that a server is started from.
+    def add_weights(self, model_id: str, bundle: str, folders: Mapping[str, Path]) -> None:
+        """Put folders of weights into a LoggedModel, by name (`target`, `draft`).
+
+        What `models:/NAME@ALIAS` downloads is then all that a server is started from. The mark that
+        they are whole goes last.
         """
         with asking_mlflow("store the weights"):
-            if self.client.get_logged_model(model_id).tags.get(_TAG_WEIGHTS) == bundle:
-                return
             for name, folder in folders.items():
                 self.client.log_model_artifacts(model_id, str(folder), name)
             self.client.set_logged_model_tags(model_id, {_TAG_WEIGHTS: bundle})

@@ -35,7 +35,10 @@ def make_version(
     """
     client = tracker().client
     aliases = aliases_of_model(model)
-    if find_version(client, model, bundle.digest) is None:
+    found = find_version(client, model, bundle.digest)
+    # A version from before weights were kept in MLflow gets them now.
+    home = str(found.model_id) if found is not None and found.model_id else model_id
+    if not tracker().has_weights(home, bundle.digest):
         weights_as_gated(bundle, f"{model} {outcome.name}")
         with TemporaryDirectory(prefix="pilotage-") as made:
             folder = Path(made)
@@ -43,7 +46,7 @@ def make_version(
             folders = {"target": bundle.target.path, "deploy": folder / "deploy"}
             if bundle.draft is not None:
                 folders["draft"] = bundle.draft.path
-            tracker().add_weights(model_id, bundle.digest, folders)
+            tracker().add_weights(home, bundle.digest, folders)
     tags = {
         "pilotage.release": facts.release,
         "pilotage.policy": facts.policy_digest,

@@ -15,6 +15,7 @@ from registry.outcome import GateResult, ReleaseOutcome, Verdict
 from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
 from registry.report_flips import FlippedItem, FlipTexts
+from registry.versions import CHAMPION
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
 from tasks.plotting import Plots, compared_picture, latency_figures
@@ -48,11 +49,18 @@ def report_details(
         for name, one in everyone.items()
         if one.accuracy is not None
     }
+    # A champion that is a candidate again would be the same column twice.
+    candidates = {one.bundle for one in outcome.candidates}
+    columns = {
+        name: table
+        for name, table in tables.items()
+        if name != CHAMPION or everyone[name].digest not in candidates
+    }
     segments: dict[str, dict[str, dict[str, float | None]]] = {
         metric: {
             str(segment): {
                 name: float(table.loc[table["segment"] == segment, metric].mean())
-                for name, table in tables.items()
+                for name, table in columns.items()
                 if (table["segment"] == segment).any()
             }
             for segment in sorted(set(tables["teacher"]["segment"]))

@@ -1,7 +1,8 @@
 """The demo release at reduced size, from the command line to an answer of the promoted bundle.
 
 One home for the whole module, one story: killed in the middle, run again, run with nothing
-changed, served, stopped while it measures. Every engine is the real one.
+changed, served, stopped while it measures, promoted anew, rolled back, downloaded and started.
+Every engine is the real one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import httpx
 import psutil
 import pytest
 
-from registry.settings import CHECKOUT
+from registry.settings import CHECKOUT, settings
 from tasks.engines.ports import free_port
 
 RECIPE = "tests/recipes/release_tiny.yaml"
@@ -60,6 +62,24 @@ def wait_for(line: str, log: Path, process: subprocess.Popen[bytes], seconds: fl
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
         time.sleep(0.2)
     raise AssertionError(f"{line!r} did not appear:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def pilotage(
+    environment: dict[str, str], *words: str, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, with the exit status that it must have."""
+    done = subprocess.run(
+        [*PILOTAGE, *words], cwd=CHECKOUT, env=environment, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def lines_of_the_ledger(environment: dict[str, str]) -> list[dict[str, Any]]:
+    answer = pilotage(environment, "ledger", "tiny-assistant", "--json").stdout
+    found: list[dict[str, Any]] = json.loads(answer.splitlines()[-1])
+    return found
 
 
 def document(log: Path) -> dict[str, Any]:
@@ -136,13 +156,14 @@ def test_2_with_nothing_changed_everything_is_reused(
     assert second["release"] == first["release"]
     assert second["run_id"] == first["run_id"]
     assert "making" not in log.read_text()
-    # Now there is a champion: the smallest, which is one of the candidates again.
-    plain, champion, _ = (
+    # Now there is a champion: the smallest with its draft counted, one of the candidates again.
+    assert second["selection"]["chosen"] == "bf16"
+    champion, drafted, _ = (
         {gate["name"]: gate for gate in candidate["gates"]} for candidate in second["candidates"]
     )
-    assert plain["regression_hit_rate"]["result"] == "PASS"
-    assert plain["regression_hit_rate"]["reference_name"] == "champion"
-    assert plain["regression_hit_rate"]["bound"] is not None
+    assert drafted["regression_hit_rate"]["result"] == "PASS"
+    assert drafted["regression_hit_rate"]["reference_name"] == "champion"
+    assert drafted["regression_hit_rate"]["bound"] is not None
     assert champion["regression_hit_rate"]["result"] == "PASS"
     assert "the champion itself" in champion["regression_hit_rate"]["reason"]
 
@@ -189,23 +210,31 @@ def served(environment: dict[str, str]) -> Iterator[str]:
     """The promoted bundle, started with exactly the printed command on a free port."""
     port = free_port()
     words = ["serve", "tiny-assistant@champion", "--print", "--port", str(port)]
-    printed = subprocess.run(
-        [*PILOTAGE, *words], cwd=CHECKOUT, env=environment, capture_output=True, text=True
-    )
-    assert printed.returncode == 0, printed.stderr
-    assert "vllm" in printed.stdout
-    command = ["env", *shlex.split(printed.stdout)]
+    printed = pilotage(environment, *words).stdout
+    assert "vllm" in printed
+    with running(["env", *shlex.split(printed)], environment):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
+    """A server that is ended with the block."""
     server = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield
     finally:
         server.terminate()
         server.wait(60)
 
 
 def test_5_the_printed_command_answers_a_business_prompt(served: str) -> None:
+    answers_a_prompt(served)
+
+
+def answers_a_prompt(url: str, **headers: str) -> None:
+    """Wait for the server, ask, and see that a token came."""
     deadline = time.monotonic() + 300
     body = {
         "model": "tiny-assistant",
@@ -215,10 +244,12 @@ def test_5_the_printed_command_answers_a_business_prompt(served: str) -> None:
     }
     while True:
         try:
-            answer = httpx.post(f"{served}/v1/chat/completions", json=body, timeout=60)
+            answer = httpx.post(
+                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60
+            )
             break
         except httpx.TransportError:
-            assert time.monotonic() < deadline, "the printed command did not start a server"
+            assert time.monotonic() < deadline, "the command did not start a server"
             time.sleep(1)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
@@ -271,7 +302,102 @@ def test_8_a_new_bundle_is_compared_with_the_champion_on_its_own_items(
     assert result["version"] == 2
 
 
-def test_9_a_looser_policy_is_refused_before_anything_starts(
+def test_9_the_ledger_says_who_moved_what(story: Path, environment: dict[str, str]) -> None:
+    lines = lines_of_the_ledger(environment)
+    assert [line["action"] for line in lines] == ["register", "promote", "register", "promote"]
+    assert {line["actor"] for line in lines} == {"release release_tiny"}
+    assert lines[3]["moves"]["champion"] == {"before": 1, "after": 2}
+    assert lines[3]["evidence"] == document(story / "challenger.log")["candidates"][0]["evidence"]
+    pilotage(environment, "ledger", "tiny-assistant", "--verify")
+    answer = pilotage(environment, "why", "tiny-assistant@champion", "--json").stdout
+    reasons = json.loads(answer.splitlines()[-1])
+    assert (reasons["version"], reasons["verdict"]) == (2, "PASS")
+    assert reasons["bundle"] == document(story / "challenger.log")["champion"]["bundle"]
+    kinds = [one["kind"] for one in reasons["chain"]]
+    assert kinds[:3] == ["alias", "version", "bundle"]
+    assert kinds[-1] == "prompts"
+    assert reasons["prompts_digest"] == reasons["chain"][-1]["digest"]
+
+
+def test_10_rolled_back_in_one_command_and_not_promoted_again_by_itself(
+    story: Path, environment: dict[str, str]
+) -> None:
+    said = pilotage(
+        environment, "rollback", "tiny-assistant", "--reason", "wrong about customs", "--json"
+    )
+    outcome = json.loads(said.stdout.splitlines()[-1])
+    assert (outcome["version"], outcome["before"], outcome["changed"]) == (1, 2, True)
+    assert outcome["smoke"][0]["tokens"] > 0
+    assert lines_of_the_ledger(environment)[-1]["reason"] == "wrong about customs"
+    # The next night makes the same bundle again. It stays where a person put it.
+    log = story / "next-night.log"
+    words = (
+        "--set",
+        "candidates=[{name: bf16, quantize: bf16, serve: vllm_cpu_2core}]",
+        "--set",
+        "serve.vllm_cpu_2core.engine_args.max-num-seqs=5",
+    )
+    assert start(environment, log, *words).wait(300) == 11, log.read_text()[-3000:]
+    night = document(log)
+    assert (night["promoted"], night["champion"]["version"]) == (None, 1)
+    assert any("rolled back on" in note and "customs" in note for note in night["notes"])
+    assert our_processes(environment["PILOTAGE_HOME"]) == []
+
+
+def test_11_one_flipped_bit_is_refused(story: Path, environment: dict[str, str]) -> None:
+    bundle = document(story / "challenger.log")["champion"]["bundle"]
+    named = json.loads((story / "home" / "bundles" / f"{bundle}.json").read_text())["target"]
+    store = story / "home" / "store"
+    weights = store / named["stage"] / named["key"] / "files" / named["below"] / "model.safetensors"
+    before, whole = lines_of_the_ledger(environment), weights.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-1] ^= 1
+    weights.write_bytes(flipped)
+    try:
+        words = ("promote", "tiny-assistant@2", "--reason", "it was right after all")
+        refused = pilotage(environment, *words, status=10)
+    finally:
+        weights.write_bytes(whole)
+    assert "is not what was gated" in refused.stderr
+    assert lines_of_the_ledger(environment) == before
+
+
+def test_12_a_candidate_that_was_not_chosen_is_promoted_and_what_mlflow_downloads_starts(
+    story: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    import mlflow
+
+    drafted = document(story / "second.log")["candidates"][1]
+    words = ("promote", drafted["bundle"][:12], "--json")
+    outcome = json.loads(pilotage(environment, *words).stdout.splitlines()[-1])
+    assert (outcome["version"], outcome["before"]) == (3, 1)
+    assert [answer["tokens"] > 0 for answer in outcome["smoke"]] == [True, True]
+    again = json.loads(pilotage(environment, *words).stdout.splitlines()[-1])
+    assert (again["changed"], again["smoke"], again["line"]) == (False, [], outcome["line"])
+
+    uri = f"sqlite:///{environment['PILOTAGE_HOME']}/mlflow.db"
+    fetched = Path(
+        mlflow.artifacts.download_artifacts(
+            "models:/tiny-assistant@champion",
+            dst_path=str(tmp_path / "fetched"),
+            tracking_uri=uri,
+            registry_uri=uri,
+        )
+    )
+    assert {"bundle.json", "target", "draft", "deploy"} <= {path.name for path in fetched.iterdir()}
+    port = free_port()
+    serve = settings().serve_python.parent
+    there = {
+        **environment,
+        "PATH": f"{serve}:{environment['PATH']}",
+        "PORT": str(port),
+        "VLLM_API_KEY": "chosen-by-the-user",
+    }
+    with running(["sh", str(fetched / "deploy" / "vllm-serve.sh")], there):
+        answers_a_prompt(f"http://127.0.0.1:{port}", authorization="Bearer chosen-by-the-user")
+
+
+def test_13_a_looser_policy_is_refused_before_anything_starts(
     story: Path, environment: dict[str, str]
 ) -> None:
     log = story / "looser.log"
