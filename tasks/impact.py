@@ -24,8 +24,7 @@ PARTS = ("train", "calibration", "draft", "eval", "load", "foreign")
 MOST_IDS = 1000
 """Ids that are listed of one artifact; their number is exact."""
 
-TAG_PROMPTS = "pilotage.prompts"
-"""On a version: digests of the prompt sets behind it, comma separated."""
+READERS = 8
 
 
 class Impact(NamedTuple):
@@ -45,7 +44,7 @@ def impact(words: Sequence[str]) -> Impact:
     store, broken = whole_store(settings().store_dir)
     found, unread = rows_of_store(store, asked)
     known = {name for parts in found.values() for places in parts.values() for name in places}
-    versions, unseen = _made_of(listing.result() if listing else [], store, found)
+    versions, unseen = _made_of(listing.result() if listing else [], store)
     everything = merged([store, *(one.lineage for one in versions)])
     reaches = spread(everything, found)
     artifacts = [
@@ -211,31 +210,28 @@ class Made(NamedTuple):
     lineage: Lineage
 
 
-def _made_of(
-    registered: Sequence[Registered], store: Lineage, found: Mapping[str, Found]
-) -> tuple[list[Made], list[str]]:
-    """Every version that may be reached, and a line for each of which too little is known.
+def _made_of(registered: Sequence[Registered], store: Lineage) -> tuple[list[Made], list[str]]:
+    """Every version with its lineage, and a line for each of which too little is known.
 
-    A version whose tag names its prompt sets, all of them here and none of them with a row that
-    is asked for, needs no reading of its files.
+    The tag with the prompts' digests would spare reading most files, but it is written anew when a
+    bundle is measured again, and then says nothing of the evidence before.
     """
     here = {node.digest for node in store.of_kind(PROMPTS) if not node.gone}
-    hit = {n.digest for n in store.of_kind(PROMPTS) if any(found.get(n.digest, {}).values())}
+    files = [VersionFiles(one.version) for one in registered]
+    # Each is a small file, perhaps on the other side of a network.
+    with ThreadPoolExecutor(READERS) as readers:
+        lineages = list(readers.map(lambda one: one.lineage(store), files))
     made, unseen = [], []
-    for one in registered:
-        tagged = set(filter(None, one.version.tags.get(TAG_PROMPTS, "").split(",")))
-        if tagged and tagged <= here and not tagged & hit:
-            continue
-        files = VersionFiles(one.version)
-        lineage = files.lineage(store)
+    for one, lineage in zip(registered, lineages, strict=True):
+        title = f"{one.version.name} version {one.version.version}"
         if lineage is None or not lineage.of_kind(BUNDLE):
-            unseen.append(f"{files.title}: nothing says what it was made of")
+            unseen.append(f"{title}: nothing says what it was made of")
             continue
         made.append(Made(one, lineage))
         missing = sorted({n.digest[:12] for n in lineage.of_kind(PROMPTS) if n.digest not in here})
         if missing or not lineage.of_kind(PROMPTS):
             which = f"prompts {', '.join(missing)} are" if missing else "its prompts are"
-            unseen.append(f"{files.title}: {which} not in this store; ask where it was made")
+            unseen.append(f"{title}: {which} not in this store; ask where it was made")
     return made, unseen
 
 

@@ -19,12 +19,14 @@ from registry.outcome import Verdict
 from registry.settings import settings
 from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, Tracker, asking_mlflow
 from registry.versions import PREVIOUS, current_champion, numbered_version
-from tasks.impact import TAG_PROMPTS
 from tasks.version_files import VersionFiles
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+TAG_PROMPTS = "pilotage.prompts"
+"""On a version: digests of the prompt sets behind it, comma separated."""
 
 NO_LINE = "moved before the ledger began, or outside of pilotage"
 
@@ -223,7 +225,11 @@ def _lineage(files: VersionFiles, tagged: str, findings: _Findings) -> Lineage |
             )
     prompts = files.version.tags.get(TAG_PROMPTS)
     if prompts is not None and prompts != lineage.prompts_digest():
-        findings.problems.append(f"its tag {TAG_PROMPTS} is not the prompts of its lineage")
+        # The tag is of the last release that measured the bundle, the lineage of the first.
+        tags = files.version.tags
+        again = any(tags.get(f"pilotage.evidence.{k}", d) != d for k, d in judged.items())
+        told = f"its tag {TAG_PROMPTS} is not the prompts of its lineage"
+        (findings.notes if again else findings.problems).append(told)
     gone = [node.title for node in lineage.ordered() if node.gone]
     if gone:
         findings.notes.append(f"known by digest only, their content is gone: {', '.join(gone)}")

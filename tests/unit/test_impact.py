@@ -16,10 +16,11 @@ import tasks.prompt_rows
 from flows.lineage_commands import impact as command
 from registry.errors import UserError
 from registry.settings import settings
-from tasks.impact import MOST_IDS, TAG_PROMPTS, impact
+from tasks.impact import MOST_IDS, impact
 from tasks.prompt_files import write_jsonl
 from tasks.prompt_rows import FEW, asked_ids, find_ids, find_rows, ids_of
 from tasks.version_files import Registered
+from tasks.why import TAG_PROMPTS
 from tests.unit.lineage_builders import Release, release, text_of
 from tests.unit.lineage_registry import MODEL, version_of
 
@@ -243,16 +244,15 @@ def _lineage_of(other: Release) -> str:
     return collect(other.store.root, top, roots).model_dump_json()
 
 
-def test_the_tag_of_prompts_spares_reading_a_version(
+def test_a_tag_of_newer_prompts_hides_no_older_evidence(
     made: Release, registry: list[Registered]
 ) -> None:
-    digest = made.manifest("prompts").digest
-    # Its files are broken: only the tag can say that it was not reached.
-    broken = {"lineage.json": "{", "bundle.json": None}
-    version = version_of(made, made.bundle(), tags={TAG_PROMPTS: digest}, files=broken)
-    registry.append(Registered(version, []))
-    assert not any("version 1" in line for line in impact(["nobody"]).document["unseen"])
-    assert any("version 1" in line for line in impact(["t0"]).document["unseen"])
+    other = release(settings().home / "elsewhere", seed=8)
+    shutil.copytree(other.store.root, made.store.root, dirs_exist_ok=True)
+    tags = {TAG_PROMPTS: other.manifest("prompts").digest}
+    registry.append(Registered(version_of(made, made.bundle(), tags=tags), []))
+    (version,) = impact(["e0"]).document["versions"]
+    assert version["used_for"] == "evidence"
 
 
 def test_the_same_content_under_another_key_is_the_same_prompts(

@@ -21,9 +21,8 @@ from registry.ledger import TAG_HEAD, TAG_LENGTH, Draft, Ledger, Move
 from registry.lineage import Edge, Lineage, Node
 from registry.lineage_picture import MOST_NODES, svg
 from registry.settings import settings
-from tasks.impact import TAG_PROMPTS
 from tasks.lineage import lineage_for
-from tasks.why import why
+from tasks.why import TAG_PROMPTS, why
 from tests.unit.lineage_builders import Release, release
 from tests.unit.lineage_registry import GATE, LATENCY, MODEL, version_of
 
@@ -264,7 +263,8 @@ def test_a_lineage_of_something_else_is_a_problem(ask: Ask, made: Release) -> No
 
 def test_tags_are_compared_with_what_they_name(ask: Ask) -> None:
     assert any(TAG_PROMPTS in one for one in ask(tags={TAG_PROMPTS: "0" * 64})["problems"])
-    later = ask(tags={"pilotage.evidence.accuracy": "d" * 64})
+    # Measured again with other prompts: the tags are newer than the files.
+    later = ask(tags={"pilotage.evidence.accuracy": "d" * 64, TAG_PROMPTS: "0" * 64})
     assert later["problems"] == []
     assert any("measured again later (evidence dddddddddddd)" in one for one in later["notes"])
 
