@@ -249,8 +249,11 @@ def test_a_tag_of_newer_prompts_hides_no_older_evidence(
 ) -> None:
     other = release(settings().home / "elsewhere", seed=8)
     shutil.copytree(other.store.root, made.store.root, dirs_exist_ok=True)
+    newer = made.store.root / "prompts" / other.refs["prompts"].key / "files" / "eval.jsonl"
+    newer.write_text("", encoding="utf-8")
     tags = {TAG_PROMPTS: other.manifest("prompts").digest}
     registry.append(Registered(version_of(made, made.bundle(), tags=tags), []))
+    # Only the older prompts hold it.
     (version,) = impact(["e0"]).document["versions"]
     assert version["used_for"] == "evidence"
 
