@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from registry.alias_moves import Aliases, State, holder
+from registry.alias_moves import Aliases, AliasMoved, State, holder
 from registry.errors import UserError
 from registry.ledger import Action, Draft, Entry, Move
 from registry.outcome import Champion
@@ -88,11 +88,17 @@ def check_promotable(aliases: Aliases, *, first_release: bool) -> State:
 
 def point_candidate(aliases: Aliases, version: int, bundle: str, backing: Backing) -> None:
     """Alias `candidate`: the newest version that passed, whether or not it is promoted."""
-    now = aliases.settle().aliases.get(CANDIDATE)
-    if now == version:
+    while True:
+        now = aliases.settle().aliases.get(CANDIDATE)
+        if now == version:
+            return
+        move = {CANDIDATE: Move(before=now, after=version)}
+        try:
+            aliases.move(_draft("register", move, bundle, backing))
+        except AliasMoved:
+            # Another one was registered in between; the alias compares nothing, the last has it.
+            continue
         return
-    move = {CANDIDATE: Move(before=now, after=version)}
-    aliases.move(_draft("register", move, bundle, backing))
 
 
 def promote(

@@ -158,6 +158,7 @@ def facts(policy: dict[str, Any] | None = None, **changes: Any) -> ReleaseFacts:
         "profile": "steady",
         "champion": None,
         "first_release": True,
+        "prompts": "p" * 64,
         "smoke": SMOKE,
     }
     return ReleaseFacts.model_validate({**fields, **changes})
