@@ -17,10 +17,10 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
@@ -33,6 +33,10 @@ MAX_ATTEMPTS = 8
 FIRST_WAIT = 1.0
 LONGEST_OWN_WAIT = 60.0
 """Seconds. Our own waits double from the first to the longest, each up to a quarter longer."""
+
+WAITING = 64
+"""Rows that may wait between two of their requests while `concurrency` others are open. When so
+many wait, no new row is begun: a server in trouble gets no new load."""
 
 LONGEST_REASON = 500
 """Characters of a server's message that are kept."""
@@ -87,25 +91,49 @@ def generate(
     requests: Sequence[ChatRequest],
     endpoint: Endpoint,
     *,
+    on_done: Callable[[ChatResult], None] = lambda result: None,
+    **options: Any,
+) -> list[ChatResult]:
+    """Ask all of `requests` and return their results in the same order.
+
+    For a few: every result is held in memory. `options` are those of `ask_each`. Ids are unique.
+    """
+    results: dict[str, ChatResult] = {}
+
+    def keep(result: ChatResult) -> None:
+        results[result.id] = result
+        on_done(result)
+
+    ask_each(requests, endpoint, keep, **options)
+    return [results[request.id] for request in requests]
+
+
+def ask_each(
+    requests: Iterable[ChatRequest],
+    endpoint: Endpoint,
+    on_done: Callable[[ChatResult], None],
+    *,
     concurrency: int,
     max_retry_wait: float,
     request_timeout: float,
-    on_done: Callable[[ChatResult], None] = lambda result: None,
     max_attempts: int = MAX_ATTEMPTS,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     transport: httpx.AsyncBaseTransport | None = None,
     rng: random.Random | None = None,
-) -> list[ChatResult]:
-    """Ask all of `requests` and return their results in the same order.
+) -> None:
+    """Ask `requests`, each taken when it can be sent, and hand every result to `on_done`.
 
     `concurrency` requests are open at once; a row that waits holds none of them. `on_done` is
-    called in this thread as soon as a row has its final state, so that answers can be written
-    down before the last one is there. What `on_done` raises ends the whole call.
+    called in this thread as soon as a row has its final state, and nothing is held after it, so
+    a million rows need no more memory than those in flight. What `on_done` or the iterable
+    raises ends the whole call. An iterable that ends early leaves the rest unasked; what is open
+    is waited for.
 
     `max_retry_wait` (seconds) is the longest Retry-After that is obeyed: a server that asks for
-    more leaves its row pending without another request. `request_timeout` is in seconds for one
-    request. The clock (aware, UTC), the sleep and the transport are for tests.
+    more leaves its row pending without another request. `request_timeout` (seconds) is the
+    deadline of one request as a whole, however slowly its bytes come. The clock (aware, UTC),
+    the sleep and the transport are for tests.
     """
     asker = _Asker(
         endpoint,
@@ -118,7 +146,7 @@ def generate(
         transport=transport,
         rng=rng or random.Random(),
     )
-    return asyncio.run(asker.ask_all(requests, on_done))
+    asyncio.run(asker.ask_all(requests, on_done))
 
 
 class _Retry(Exception):
@@ -149,6 +177,7 @@ class _Asker:
         rng: random.Random,
     ) -> None:
         self._endpoint = endpoint
+        self._url = httpx.URL(endpoint.chat_url)  # read once, not with every request
         self._concurrency = concurrency
         self._max_retry_wait = max_retry_wait
         self._timeout = request_timeout
@@ -159,25 +188,31 @@ class _Asker:
         self._rng = rng
 
     async def ask_all(
-        self, requests: Sequence[ChatRequest], on_done: Callable[[ChatResult], None]
-    ) -> list[ChatResult]:
+        self, requests: Iterable[ChatRequest], on_done: Callable[[ChatResult], None]
+    ) -> None:
         key = self._endpoint.api_key.get_secret_value()
         slots = asyncio.Semaphore(self._concurrency)
+        rest = iter(requests)
         async with httpx.AsyncClient(
             transport=self._transport,
-            timeout=self._timeout,
+            # The deadline of a request is kept in `_try`; httpx's own limits are of single reads.
+            timeout=None,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx.Limits(max_connections=self._concurrency),
         ) as client:
 
-            async def one(request: ChatRequest) -> ChatResult:
-                result = await self._ask(client, slots, request)
-                on_done(result)
-                return result
+            async def work() -> None:
+                while True:
+                    await slots.acquire()
+                    request = next(rest, None)
+                    if request is None:
+                        slots.release()
+                        return
+                    on_done(await self._ask(client, slots, request))
 
-            tasks = [asyncio.create_task(one(request)) for request in requests]
+            tasks = [asyncio.create_task(work()) for _ in range(self._concurrency + WAITING)]
             try:
-                return list(await asyncio.gather(*tasks))
+                await asyncio.gather(*tasks)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -185,33 +220,35 @@ class _Asker:
     async def _ask(
         self, client: httpx.AsyncClient, slots: asyncio.Semaphore, request: ChatRequest
     ) -> ChatResult:
+        """The row's final state. One of `slots` is held when this begins, none when it ends."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                async with slots:
-                    answer = await self._try(client, request)
+                return await self._try(client, request, attempt)
             except _Rejected as rejected:
                 return ChatResult(
                     id=request.id, state="rejected", reason=str(rejected), attempts=attempt
                 )
             except _Retry as failed:
-                pending = ChatResult(
-                    id=request.id, state="pending", reason=failed.reason, attempts=attempt
+                refused = failed
+            finally:
+                slots.release()
+            pending = ChatResult(
+                id=request.id, state="pending", reason=refused.reason, attempts=attempt
+            )
+            asked = seconds_asked(refused.asked, self._clock())
+            if asked is not None and asked > self._max_retry_wait:
+                reason = (
+                    f"{refused.reason}; the server asks to wait {refused.asked} "
+                    f"({asked:.0f} s), longer than the allowed {self._max_retry_wait:.0f} s"
                 )
-                asked = seconds_asked(failed.asked, self._clock())
-                if asked is not None and asked > self._max_retry_wait:
-                    reason = (
-                        f"{failed.reason}; the server asks to wait {failed.asked} "
-                        f"({asked:.0f} s), longer than the allowed {self._max_retry_wait:.0f} s"
-                    )
-                    return pending.model_copy(update={"reason": reason})
-                if attempt >= self._max_attempts:
-                    reason = f"{failed.reason}; given up after {attempt} requests"
-                    return pending.model_copy(update={"reason": reason})
-                await self._sleep(self._wait(asked, attempt))
-            else:
-                return answer.model_copy(update={"attempts": attempt})
+                return pending.model_copy(update={"reason": reason})
+            if attempt >= self._max_attempts:
+                reason = f"{refused.reason}; given up after {attempt} requests"
+                return pending.model_copy(update={"reason": reason})
+            await self._sleep(self._wait(asked, attempt))
+            await slots.acquire()
 
     def _wait(self, asked: float | None, attempt: int) -> float:
         """Seconds before the next request; never 0, never less than the server asked for."""
@@ -221,12 +258,15 @@ class _Asker:
         own = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_OWN_WAIT, self._max_retry_wait)
         return own * self._rng.uniform(1.0, 1.25)
 
-    async def _try(self, client: httpx.AsyncClient, request: ChatRequest) -> ChatResult:
+    async def _try(
+        self, client: httpx.AsyncClient, request: ChatRequest, attempt: int
+    ) -> ChatResult:
         sampling = request.sampling.model_dump(exclude_none=True)
         body = {"model": self._endpoint.model, "messages": request.messages, **sampling}
         try:
-            response = await client.post(self._endpoint.chat_url, json=body)
-        except httpx.TimeoutException:
+            async with asyncio.timeout(self._timeout):
+                response = await client.post(self._url, json=body)
+        except (TimeoutError, httpx.TimeoutException):
             raise _Retry(f"no answer within {self._timeout:g} s") from None
         except httpx.RequestError as error:
             reason = self._clean(f"{type(error).__name__}: {error}")
@@ -236,7 +276,7 @@ class _Asker:
             raise _Retry(self._said(response), response.headers.get("retry-after"))
         if status != 200:
             raise _Rejected(self._said(response))
-        return _answer(request.id, response)
+        return _answer(request.id, response, attempt)
 
     def _said(self, response: httpx.Response) -> str:
         """Status and the server's own message, from whichever field it uses."""
@@ -258,10 +298,10 @@ class _Asker:
         if key:
             # Some servers repeat the key that they do not accept.
             text = text.replace(key, "***")
-        return text[:LONGEST_REASON]
+        return text[:LONGEST_REASON].encode("utf-8", "replace").decode()
 
 
-def _answer(request_id: str, response: httpx.Response) -> ChatResult:
+def _answer(request_id: str, response: httpx.Response, attempts: int) -> ChatResult:
     """The answer in a 200; raises `_Retry` when there is none in it."""
     try:
         content = response.json()
@@ -274,6 +314,8 @@ def _answer(request_id: str, response: httpx.Response) -> ChatResult:
     text = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(text, str):
         raise _Retry("HTTP 200, but the answer has no content")
+    if not _is_unicode(text):
+        raise _Rejected("HTTP 200, but the answer holds half of a surrogate pair")
     finish_reason = choices[0].get("finish_reason")
     usage = content.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
@@ -281,10 +323,22 @@ def _answer(request_id: str, response: httpx.Response) -> ChatResult:
         id=request_id,
         state="done",
         text=text,
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+        finish_reason=finish_reason if _is_unicode(finish_reason) else None,
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
+        attempts=attempts,
     )
+
+
+def _is_unicode(text: object) -> TypeGuard[str]:
+    """Whether it is a text that can be written down; JSON lets half a surrogate pair pass."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _count(value: object) -> int | None:

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from tasks.engines.openai_chat import (
     ChatRequest,
     ChatResult,
     Endpoint,
+    ask_each,
     generate,
     seconds_asked,
 )
@@ -290,6 +291,54 @@ def test_url_with_or_without_v1(ask: Ask, url: str, chat_url: str) -> None:
 def test_a_url_without_scheme_is_refused() -> None:
     with pytest.raises(ValidationError, match="http://"):
         Endpoint(url="teacher:8000", model="m")
+
+
+def test_half_a_surrogate_pair_is_no_answer_and_not_asked_for_again(ask: Ask) -> None:
+    half = httpx.Response(200, content=json.dumps(completion("\ud83d")).encode("ascii"))
+    odd = httpx.Response(200, content=json.dumps(completion("x", finish_reason="\udc00")).encode())
+    results, server = ask({"half": [half], "odd": [odd]})
+    assert (results["half"].state, len(server.asked_at["half"])) == ("rejected", 1)
+    assert "surrogate" in results["half"].reason
+    assert (results["odd"].state, results["odd"].finish_reason) == ("done", None)
+
+
+def test_a_row_is_taken_when_it_can_be_sent_and_not_before() -> None:
+    taken: list[str] = []
+    finished: list[str] = []
+
+    def requests() -> Iterator[ChatRequest]:
+        for number in range(20):
+            if len(finished) >= 10:
+                return
+            taken.append(str(number))
+            yield ChatRequest(id=str(number), messages=[], sampling=SAMPLING)
+
+    def on_done(result: ChatResult) -> None:
+        finished.append(result.id)
+        assert len(taken) - len(finished) < 3
+
+    ask_each(
+        requests(), Endpoint(url="http://t", model="m"), on_done,
+        concurrency=3, max_retry_wait=1.0, request_timeout=1.0,
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json=completion("x"))),
+    )  # fmt: skip
+    assert len(taken) == len(finished) < 13
+
+
+def test_the_deadline_is_of_the_whole_request_however_slowly_it_comes() -> None:
+    class Dripping(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                await asyncio.sleep(0.01)
+                yield b" "
+
+    (result,) = generate(
+        [ChatRequest(id="r", messages=[], sampling=SAMPLING)], Endpoint(url="http://t", model="m"),
+        concurrency=1, max_retry_wait=1.0, request_timeout=0.1, max_attempts=1,
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Dripping())),
+    )  # fmt: skip
+    assert result.state == "pending"
+    assert result.reason == "no answer within 0.1 s; given up after 1 requests"
 
 
 def test_what_on_done_raises_ends_the_call(ask: Ask) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from registry.errors import StageFailed
 from tasks.engines.openai_chat import ChatResult
-from tasks.teacher_data import accepted_rows, account, classify
+from tasks.teacher_data import account, classify, write_parts
+from tasks.teacher_rows import AnswerFile
 
 
 def answer(name: str, text: str, finish: str | None, state: str = "done") -> ChatResult:
@@ -29,13 +33,40 @@ ANSWERS = [
 ]
 
 
-def test_only_complete_answers_are_trained_on() -> None:
+def test_only_complete_answers_are_trained_on(tmp_path: Path) -> None:
+    prompts, made = tmp_path / "prompts", tmp_path / "made"
+    prompts.mkdir()
+    made.mkdir()
     rows = [{"id": one.id, "segment": "s", "prompt": f"p {one.id}"} for one in ANSWERS]
-    kept = accepted_rows(rows, {one.id: one for one in ANSWERS})
-    assert [row["id"] for row in kept] == ["t01", "t03", "t05", "t08", "t10"]
-    assert kept[0]["messages"] == [
-        {"role": "user", "content": "p t01"},
-        {"role": "assistant", "content": "Lisbon."},
+    for part, own in (("train", rows[:8]), ("calibration", rows[8:])):
+        lines = "".join(json.dumps(row) + "\n" for row in own)
+        (prompts / f"{part}.jsonl").write_text(lines, encoding="utf-8")
+    with AnswerFile(tmp_path / "answers.jsonl", len(ANSWERS)) as answers:
+        for number in reversed(range(len(ANSWERS))):  # answers come in any order
+            answers.add(number, ANSWERS[number].model_copy(update={"id": str(number)}))
+        assert list(write_parts(made, prompts, answers)) == ANSWERS
+
+    def written(name: str) -> list[dict[str, object]]:
+        lines = (made / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    assert [row["id"] for row in written("train")] == ["t01", "t03", "t05", "t08"]
+    assert [row["id"] for row in written("calibration")] == ["t10"]
+    assert written("train")[0] == {
+        "id": "t01",
+        "segment": "s",
+        "messages": [
+            {"role": "user", "content": "p t01"},
+            {"role": "assistant", "content": "Lisbon."},
+        ],
+    }
+    assert written("responses") == [one.model_dump() for one in ANSWERS]
+    assert written("set_aside") == [
+        {"id": "t02", "reason": "length"},
+        {"id": "t04", "reason": "length"},
+        {"id": "t06", "reason": "unknown"},
+        {"id": "t07", "reason": "content_filter"},
+        {"id": "t09", "reason": "length"},
     ]
 
 

@@ -1,0 +1,161 @@
+"""The teacher's answers while they come: appended to a file, so that a kill loses none of them.
+
+    <home>/bench/answers-<key>/answers.jsonl    {"row": number, ...the result...}, in any order
+
+In memory is one number a row: where its line begins. The folder is named by all that decides an
+answer (prompts, sampling, engine) and nothing else, so a higher `max_truncated_share` asks
+nothing again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from registry.artifacts import Stage
+from registry.errors import InfrastructureError
+from registry.settings import settings
+from tasks.engines.openai_chat import ChatResult
+from tasks.progress import LOG
+
+ANSWERS = "answers.jsonl"
+ABSENT = -1
+
+SYNC_SECONDS = 1.0
+"""A loss of power costs at most the answers of so long; a kill costs none that is written."""
+
+
+class AnswerFile:
+    """Results by row number (0 to `rows` - 1). What an earlier process wrote is there again.
+
+    Only answers count as there: a row that the server rejected is asked again by the next
+    process, since a key or a model's name may have been put right.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self.path = path
+        self.tokens = 0
+        """Prompt and completion tokens of all answers, as the server counted them."""
+        self._places = array("q", [ABSENT]) * rows
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._out = path.open("ab")
+        self._end = self._read_again()
+        self._in = path.open("rb")
+        self._synced_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._in.close()
+        with self._out:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+
+    def missing(self) -> Iterator[int]:
+        """Rows without an answer, in order; looked up when they are taken."""
+        return (row for row, place in enumerate(self._places) if place == ABSENT)
+
+    def count_missing(self) -> int:
+        return self._places.count(ABSENT)
+
+    def add(self, row: int, result: ChatResult) -> None:
+        """Write one result. It is the kernel's when this returns, and on the disk soon."""
+        line = json.dumps({"row": row, **result.model_dump()}).encode("ascii") + b"\n"
+        self._out.write(line)
+        self._out.flush()
+        self._note(row, result, self._end)
+        self._end += len(line)
+        if time.monotonic() - self._synced_at > SYNC_SECONDS:
+            os.fsync(self._out.fileno())
+            self._synced_at = time.monotonic()
+
+    def get(self, row: int) -> ChatResult | None:
+        place = self._places[row]
+        if place == ABSENT:
+            return None
+        self._in.seek(place)
+        return _parsed(self._in.readline())[1]
+
+    def _note(self, row: int, result: ChatResult, place: int) -> None:
+        self._places[row] = place
+        self.tokens += (result.prompt_tokens or 0) + (result.completion_tokens or 0)
+
+    def _read_again(self) -> int:
+        """Where the next line begins, after what was kept; half a line at the end is cut off."""
+        end = 0
+        with self.path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row, result = _parsed(line)
+                    if result.state == "done":
+                        self._note(row, result, end)
+                except (ValueError, LookupError, TypeError):
+                    # A loss of power may leave blocks of zeros: that row is asked again.
+                    LOG.warning("%s: an answer cannot be read and is asked for again", self.path)
+                end += len(line)
+        self._out.truncate(end)
+        return end
+
+
+def _parsed(line: bytes) -> tuple[int, ChatResult]:
+    content = json.loads(line)
+    return content.pop("row"), ChatResult.model_validate(content)
+
+
+# -- the folder ------------------------------------------------------------------------------
+
+
+def work_folder(stage: Stage, prompts_digest: str) -> Path:
+    """Where the answers of a stage lie until the store has them."""
+    config = {name: value for name, value in stage.config.items() if name != "max_truncated_share"}
+    decides = stage.model_copy(
+        update={"config": config, "inputs": {**stage.inputs, "prompts": prompts_digest}}
+    )
+    return settings().home / "bench" / f"answers-{decides.key[:32]}"
+
+
+@contextmanager
+def held(folder: Path, timeout: float = 24 * 3600.0) -> Iterator[None]:
+    """One process at a time: stages that differ in a share only have one folder."""
+    try:
+        with _lock(folder, timeout):
+            yield
+    except Timeout:
+        raise InfrastructureError(
+            f"another process has been adding to {folder} for {timeout:.0f} s"
+        ) from None
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder whose answers the store has, unless another process adds to it."""
+    if not folder.exists():
+        return
+    try:
+        with _lock(folder, 0.0):
+            shutil.rmtree(folder, ignore_errors=True)
+    except Timeout:
+        LOG.info("%s is in use and stays", folder)
+
+
+def _lock(folder: Path, timeout: float) -> FileLock:
+    locks = settings().store_dir / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"{folder.name}.lock", timeout=timeout)
