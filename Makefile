@@ -6,11 +6,12 @@
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
 #   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
+#   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
 #
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
 # CUDA=1                   install the CUDA lists instead of the CPU ones
-# SIMULATE=..., SEARCH=..., BENCH=...  their options, e.g. SIMULATE='--families binary'; --help lists them
+# SIMULATE=..., SEARCH=..., BENCH=..., IMPACT=...  their options, e.g. SIMULATE='--families binary'; --help lists them
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
@@ -27,7 +28,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help simulate simulate-search bench
+.PHONY: demo test env check clean lock unit help simulate simulate-search bench bench-impact
 .DEFAULT_GOAL := help
 
 help:
@@ -77,6 +78,9 @@ simulate-search: env
 
 bench: env
 	$(PY) -m benchmarks.bench_gate $(BENCH)
+
+bench-impact: env
+	$(PY) -m benchmarks.bench_impact $(IMPACT)
 
 lock: env
 	$(PY) requirements/lock.py
