@@ -19,6 +19,7 @@ from flows.forms import PromoteRequest
 from registry.alias_moves import Aliases, AliasMoved
 from registry.alias_outcome import AliasOutcome, SmokeAnswer
 from registry.digests import digest_of
+from registry.errors import InfrastructureError, PilotageError
 from registry.promotion import (
     Backing,
     Moved,
@@ -33,7 +34,8 @@ from registry.provenance import actor_name
 from registry.versions import CHAMPION
 from tasks.bundles import aliases_of_model
 from tasks.progress import LOG
-from tasks.promoting import Recorded, check_recorded, recorded, smoke
+from tasks.promoting import check_recorded, smoke
+from tasks.recorded import Recorded, recorded
 from tasks.registering import make_version
 
 
@@ -119,6 +121,11 @@ def ask_through(
             line = restore(aliases, moved, actor, f"after the move: {why}")
         except AliasMoved as other:
             LOG.error("%s was not taken back: %s", reference, other)
+        except PilotageError as other:
+            raise InfrastructureError(
+                f"{reference} points to version {moved.version}, which did not answer ({why}), and "
+                f"could not be taken back: {other}"
+            ) from error
         else:
             if line is not None:
                 LOG.error("%s was taken back (line %d): %s", reference, line.sequence, why)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.errors import EXIT_REFUSED, InfrastructureError, PilotageError
+from registry.errors import EXIT_REFUSED, InfrastructureError, PilotageError, UserError
 from registry.ledger import (
     EMPTY,
     TAG_HEAD,
@@ -39,7 +39,7 @@ from registry.ledger import (
     verify,
 )
 from registry.tracking import asking_mlflow
-from registry.versions import CHAMPION, PromotionRefused
+from registry.versions import CHAMPION, PromotionRefused, numbered_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -99,14 +99,21 @@ class Aliases:
         """Move aliases as the draft says, or none. Returns the line that was written.
 
         Raises `AliasMoved` when one of them does not point to its `before` any more,
-        `PromotionRefused` as `settle` does, `InfrastructureError` when MLflow does not obey.
+        `PromotionRefused` as `settle` does and for a version that was deleted,
+        `InfrastructureError` when MLflow does not obey.
         """
         with self.ledger.lock(self.model, LOCK_WAIT):
             state = self._settled()
             for alias, move in draft.moves.items():
                 self.check_holder(state, alias, move.before)
-            entry = self.ledger.append(self.model, draft, state.head)
-            self._follow(entry)
+                if move.after is not None and not self._is_there(move.after):
+                    raise PromotionRefused.at(
+                        f"models:/{self.model}/{move.after}",
+                        f"no such version any more; {alias} was not moved",
+                        f"see `pilotage ledger {self.model}` for the others",
+                    )
+            entry = self._append(draft, state.head)
+            self._follow(entry, entry.moves)
             return entry
 
     def check_holder(self, state: State, alias: str, expected: int | None) -> None:
@@ -135,6 +142,11 @@ class Aliases:
         behind = len(entries) - (anchor.length if anchor is not None else 0)
         if broken is None and behind > 1:
             what = f"is {behind - 1} after what a killed move leaves behind the anchor in MLflow"
+            if anchor is None:
+                what = (
+                    "has no anchor in MLflow: the registered model was deleted or renamed, or its "
+                    f"tags {TAG_HEAD} and {TAG_LENGTH} were removed"
+                )
             broken = Broken(len(entries), what)
         if broken is not None:
             raise PromotionRefused.at(
@@ -145,14 +157,7 @@ class Aliases:
         finished = None
         if behind == 1:
             finished = entries[-1]
-            for alias, move in finished.moves.items():
-                if found.get(alias) not in (move.before, move.after):
-                    raise self._lost(Move(before=move.after, after=found.get(alias)), finished)
-            LOG.warning(
-                "%s: finished what line %d of the ledger decided (%s)",
-                self.model, finished.sequence, spelled(finished.moves),
-            )  # fmt: skip
-            self._follow(finished)
+            self._finish(finished, found, owner)
             found, _ = self._read()
         told = aliases_of(entries)
         odd = {
@@ -172,7 +177,7 @@ class Aliases:
             moves=odd,
             reason=reason or _adopted(entries, odd),
         )
-        entry = self.ledger.append(self.model, draft, _head(entries))
+        entry = self._append(draft, _head(entries))
         self._anchor(entry)
         LOG.info("%s: the ledger took over %s", self.model, spelled(odd))
         return State([*entries, entry], found, finished)
@@ -184,11 +189,48 @@ class Aliases:
             return [], damaged.broken
         return entries, verify(entries, anchor)
 
-    def _follow(self, entry: Entry) -> None:
+    def _append(self, draft: Draft, head: Head) -> Entry:
+        try:
+            return self.ledger.append(self.model, draft, head)
+        except UnicodeEncodeError:
+            # A terminal hands over bytes that are no UTF-8 as half characters.
+            raise UserError.at(
+                f"ledger of {self.model}", "reason or actor is no text", "write it in UTF-8"
+            ) from None
+
+    def _finish(self, line: Entry, found: Mapping[str, int], owner: str) -> None:
+        """Do what a killed move left undone.
+
+        An alias that somebody moved since, or whose version was deleted since, stays as it is. Is
+        it the champion's, then so do all of the line's, and only with an `owner`, who says so.
+        """
+        stays = set()
+        for alias, move in line.moves.items():
+            gone = move.after is not None and not self._is_there(move.after)
+            if not gone and found.get(alias) in (move.before, move.after):
+                continue
+            if alias == CHAMPION:
+                if not owner:
+                    raise self._lost(Move(before=move.after, after=found.get(alias)), line, gone)
+                stays = set(line.moves)
+                break
+            stays.add(alias)
+        done = {alias: move for alias, move in line.moves.items() if alias not in stays}
+        if done:
+            LOG.warning(
+                "%s: finished what line %d of the ledger decided (%s)",
+                self.model, line.sequence, spelled(done),
+            )  # fmt: skip
+        self._follow(line, done)
+
+    def _follow(self, entry: Entry, moves: Mapping[str, Move]) -> None:
         """MLflow's aliases as a line says, the champion last, each read back; then the anchor."""
-        for alias in sorted(entry.moves, key=lambda name: name == CHAMPION):
-            self._point(alias, entry.moves[alias].after)
+        for alias in sorted(moves, key=lambda name: name == CHAMPION):
+            self._point(alias, moves[alias].after)
         self._anchor(entry)
+
+    def _is_there(self, version: int) -> bool:
+        return numbered_version(self.client, self.model, version) is not None
 
     def _point(self, alias: str, version: int | None) -> None:
         found, _ = self._read()
@@ -233,10 +275,15 @@ class Aliases:
                     return None
                 raise
 
-    def _lost(self, odd: Move, last: Entry) -> PromotionRefused:
+    def _lost(self, odd: Move, last: Entry, gone: bool = False) -> PromotionRefused:
         where = f"models:/{self.model}@{CHAMPION}"
         since = f"line {last.sequence} of the ledger, {last.action} by {last.actor}"
-        if odd.after is None:
+        if gone:
+            what = (
+                f"version {odd.before} was promoted ({since}), but somebody deleted it since; "
+                f"{CHAMPION!r} points to {holder(odd.after)}"
+            )
+        elif odd.after is None:
             what = (
                 f"version {odd.before} was promoted ({since}), but no version holds the alias "
                 f"{CHAMPION!r}: somebody removed the alias, or deleted the version that held it"

@@ -1,137 +1,52 @@
-"""What a promotion needs: the bundle's recorded evidence, whether it holds, and a smoke prompt.
+"""What a promotion demands of what was recorded, and the smoke prompt.
 
-Nothing is measured here. A version, or a LoggedModel that passed and is no version yet, is found
-by name; everything that was recorded of it is read; `problems_of` says what speaks against it.
+Nothing is measured here. `problems_of` says what speaks against a bundle.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import tempfile
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from prefect import task
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import SecretStr
 
-from eval_suites.policy import Policy
 from eval_suites.verdicts import verdict_of
 from recipes.schema import Sampling
 from registry.alias_moves import holder
 from registry.alias_outcome import SmokeAnswer
-from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.draft_binding import acceptance_record, binding_problems
 from registry.errors import EXIT_REFUSED, PilotageError, Problem, UserError
-from registry.evidence import SUMMARY, Evidence, LatencyEvidence, ServingEvidence, read_summary
-from registry.outcome import CandidateOutcome, Verdict
+from registry.evidence import LatencyEvidence, ServingEvidence
+from registry.outcome import Verdict
 from registry.provenance import hardware_fingerprint
-from registry.release_facts import RELEASE_FILE, ReleaseFacts
-from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, TAG_JUDGED, asking_mlflow
-from registry.versions import (
-    PromotionRefused,
-    current_champion,
-    find_version,
-    numbered_version,
-)
-from tasks.bundles import FEWEST_DIGITS, promoted_bundle, tracker, weights_as_gated
+from registry.versions import PromotionRefused
+from tasks.bundles import promoted_bundle, weights_as_gated
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
 from tasks.progress import LOG
+from tasks.recorded import EVIDENCE, Recorded, recorded
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS
 
-EVIDENCE = ("accuracy", "latency", "serving")
-WHOLE_DIGEST = 64
 SMOKE_TOKENS = 32
 SMOKE_TIMEOUT = 120.0
 """Seconds for one answer of a server that has just generated its first token."""
 
-if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
-
-Model = TypeVar("Model", bound=BaseModel)
-
 FALLBACK_PROMPT = "Where is my shipment?"
 """Asked of versions from before releases recorded a prompt of their own."""
+
+CLOCKS_DIFFER = timedelta(hours=1)
+"""Evidence may be this much younger than now: the clock that stamped it was another one."""
 
 
 class SmokeFailed(PilotageError):
     """A bundle that passed does not answer. The message says what it did instead."""
 
     exit_status = EXIT_REFUSED
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What was recorded of one bundle. `version` None: it passed and is no version yet."""
-
-    model: str
-    version: int | None
-    model_id: str
-    run_id: str
-    bundle: Bundle
-    outcome: CandidateOutcome
-    facts: ReleaseFacts
-    evidence: dict[str, Evidence]
-    unreadable: dict[str, str]
-
-    @property
-    def policy(self) -> Policy:
-        return Policy.model_validate(self.facts.policy)
-
-    @property
-    def startup_seconds(self) -> float | None:
-        serving = self.evidence.get("serving")
-        return serving.startup_seconds if isinstance(serving, ServingEvidence) else None
-
-
-def recorded(reference: str) -> Recorded:
-    """By MODEL@ALIAS, MODEL@VERSION, or the first digits of a bundle's digest.
-
-    What counts is the newest judgement of the bundle, whichever release registered its version.
-    Raises `UserError` where there is no such bundle, or what was recorded of it cannot be read.
-    """
-    client = tracker().client
-    if "@" in reference:
-        model, _, wanted = reference.partition("@")
-        number = wanted.isdecimal() and len(wanted) < 10
-        version = (
-            numbered_version(client, model, int(wanted))
-            if number
-            else current_champion(client, model, wanted)
-        )
-        if version is None:
-            raise UserError.at(reference, "no such model, alias or version")
-        judged = _judged(version.tags.get(TAG_BUNDLE, ""), model)
-        if not judged:
-            raise UserError.at(
-                reference,
-                "was not registered by a release: nothing is recorded of it",
-                "release it: a promotion reads evidence and measures nothing",
-            )
-        return _read(_newest(judged), model, int(version.version))
-    if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", reference):
-        raise UserError.at(
-            reference,
-            f"is neither MODEL@ALIAS nor at least {FEWEST_DIGITS} digits of a bundle's digest",
-            "the report and `pilotage release --json` show the digests",
-        )
-    judged = _judged(reference)
-    bundles = {one.tags[TAG_BUNDLE] for one in judged}
-    experiments = {one.experiment_id for one in judged}
-    if len(bundles) != 1 or len(experiments) != 1:
-        what = "several bundles begin so" if len(bundles) > 1 else "several models have this bundle"
-        what = what if bundles else "no release recorded such a bundle"
-        raise UserError.at(reference, what, "name more digits, or MODEL@VERSION")
-    with asking_mlflow("read an experiment"):
-        model = client.get_experiment(experiments.pop()).name
-    known = find_version(client, model, bundles.pop())
-    return _read(_newest(judged), model, int(known.version) if known is not None else None)
 
 
 def problems_of(
@@ -154,6 +69,8 @@ def problems_of(
         problems.append(f"its verdict is {outcome.verdict}: {because}")
     elif verdict_of(outcome.gates) is not Verdict.PASS:
         problems.append(f"its gates make {verdict_of(outcome.gates)}, its verdict says PASS")
+    elif left := _not_judged(found):
+        problems.append(f"gates of its policy were not judged: {', '.join(left)}")
     if outcome.bundle != digest:
         problems.append(f"the verdict is about bundle {outcome.bundle[:12]}, not {digest[:12]}")
     if digest_of(found.policy) != facts.policy_digest:
@@ -165,6 +82,8 @@ def problems_of(
         )
     problems += [f"evidence {kind}: {reason}" for kind, reason in found.unreadable.items()]
     problems += _evidence_problems(found, digest, hardware, now)
+    for name, record in {"outcome": outcome, **found.evidence}.items():
+        problems += [f"{name}: {place} is no number" for place in _no_numbers(record.model_dump())]
     expired = sorted(
         f"{gate.name} ({gate.waived.owner}, until {gate.waived.expires})"
         for gate in outcome.gates
@@ -179,6 +98,29 @@ def problems_of(
             f"{holder(champion)}"
         )
     return [*problems, *_draft_problems(found)]
+
+
+def _not_judged(found: Recorded) -> list[str]:
+    """Critical gates without a result. Those against a champion need one."""
+    results = {gate.name for gate in found.outcome.gates}
+    return [
+        gate.name
+        for gate in found.policy.gates
+        if gate.tier == "critical"
+        and gate.name not in results
+        and (gate.reference != "champion" or found.facts.champion is not None)
+    ]
+
+
+def _no_numbers(content: Any, place: str = "") -> Iterator[str]:
+    """Where NaN or infinity stands, which JSON does not have and Python reads all the same."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield place
+    if isinstance(content, list | tuple):
+        content = dict(enumerate(content))
+    if isinstance(content, dict):
+        for name, part in content.items():
+            yield from _no_numbers(part, f"{place}.{name}" if place else str(name))
 
 
 def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetime) -> list[str]:
@@ -202,12 +144,16 @@ def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetim
     if isinstance(load, LatencyEvidence):
         if load.profile != found.facts.profile:
             problems.append(f"latency was measured with {load.profile}, not {found.facts.profile}")
-        age = (now - load.measured_at).total_seconds() / 86_400
-        if age > found.policy.max_age_days:
+        # A time without a zone is UTC, as this project writes them.
+        measured = load.measured_at
+        age = now - (measured if measured.tzinfo else measured.replace(tzinfo=UTC))
+        if age > timedelta(days=found.policy.max_age_days):
             problems.append(
-                f"its latency is {age:.0f} days old; its policy allows "
+                f"its latency is {age / timedelta(days=1):.0f} days old; its policy allows "
                 f"{found.policy.max_age_days:g}"
             )
+        if age < -CLOCKS_DIFFER:
+            problems.append(f"its latency is from the future ({measured:%Y-%m-%d %H:%M})")
     serving = found.evidence.get("serving")
     if isinstance(serving, ServingEvidence) and not serving.feasible:
         problems.append(f"this hardware cannot serve it: {serving.reason}")
@@ -295,112 +241,3 @@ def smoke_prompt(reference: str) -> list[dict[str, str]]:
     except UserError as error:
         LOG.warning("%s: no recorded smoke prompt (%s)", reference, error.problems[0].what)
         return []
-
-
-# -- reading ---------------------------------------------------------------------------------
-
-
-def _judged(digits: str, model: str | None = None) -> list[LoggedModel]:
-    """Every LoggedModel of the bundles that begin with these digits, refused ones too."""
-    if not digits:
-        return []
-    client = tracker().client
-    with asking_mlflow(f"look for bundle {digits[:12]}"):
-        experiments = [
-            one.experiment_id
-            for one in client.search_experiments()
-            if model is None or one.name == model
-        ]
-        condition = f"tags.`{TAG_BUNDLE}` = '{digits}'" if len(digits) == WHOLE_DIGEST else None
-        found: list[LoggedModel] = []
-        token = None
-        while experiments:
-            page = client.search_logged_models(experiments, condition, page_token=token)
-            found += [
-                one
-                for one in page
-                if one.tags.get(TAG_BUNDLE, "").startswith(digits) and TAG_JUDGED in one.tags
-            ]
-            token = page.token
-            if not token:
-                break
-        return found
-
-
-def _newest(judged: list[LoggedModel]) -> LoggedModel:
-    return max(judged, key=lambda one: (one.tags[TAG_JUDGED], one.model_id))
-
-
-def _read(logged: LoggedModel, model: str, version: int | None) -> Recorded:
-    where = f"models:/{logged.model_id}"
-    with tempfile.TemporaryDirectory(prefix="pilotage-") as folder:
-        files = _download(logged, Path(folder))
-        document = _json(files, BUNDLE_FILE, where)
-        document.pop("digest", None)
-        evidence: dict[str, Evidence] = {}
-        unreadable: dict[str, str] = {}
-        for kind in EVIDENCE:
-            file = files.get(f"evidence-{kind}.json")
-            if file is None:
-                continue
-            place = Path(folder) / kind
-            place.mkdir()
-            (place / SUMMARY).write_bytes(file.read_bytes())
-            try:
-                evidence[kind] = read_summary(place)
-            except UserError as error:
-                unreadable[kind] = error.problems[0].what
-        return Recorded(
-            model=model,
-            version=version,
-            model_id=str(logged.model_id),
-            run_id=str(logged.source_run_id),
-            bundle=_parsed(Bundle, document, f"{where}/{BUNDLE_FILE}"),
-            outcome=_parsed(
-                CandidateOutcome, _json(files, OUTCOME_FILE, where), f"{where}/{OUTCOME_FILE}"
-            ),
-            facts=_parsed(
-                ReleaseFacts, _json(files, RELEASE_FILE, where), f"{where}/{RELEASE_FILE}"
-            ),
-            evidence=evidence,
-            unreadable=unreadable,
-        )
-
-
-def _download(logged: LoggedModel, folder: Path) -> dict[str, Path]:
-    """The JSON files of a LoggedModel by name; its weights are left where they are."""
-    from mlflow.artifacts import download_artifacts, list_artifacts
-
-    uri = tracker().uri
-    with asking_mlflow(f"read models:/{logged.model_id}"):
-        source = str(logged.artifact_location).rstrip("/")
-        found = list_artifacts(source, tracking_uri=uri)
-        # Paths begin at the folder above.
-        names = [PurePosixPath(one.path).name for one in found if not one.is_dir]
-        return {
-            name: Path(
-                download_artifacts(f"{source}/{name}", dst_path=str(folder), tracking_uri=uri)
-            )
-            for name in names
-            if name.endswith(".json")
-        }
-
-
-def _json(files: Mapping[str, Path], name: str, where: str) -> dict[str, Any]:
-    try:
-        content = json.loads(files[name].read_text(encoding="utf-8"))
-    except (KeyError, ValueError) as error:
-        what = "is missing" if isinstance(error, KeyError) else f"cannot be read: {error}"
-        raise UserError.at(f"{where}/{name}", what, "release again: it is written anew") from None
-    if not isinstance(content, dict):
-        raise UserError.at(f"{where}/{name}", "is no JSON object", "release again")
-    return content
-
-
-def _parsed(kind: type[Model], document: Any, where: str) -> Model:
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError.at(f"{where}: {place}", first["msg"], "release again") from None

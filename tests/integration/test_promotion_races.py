@@ -155,7 +155,7 @@ def one_of_them(
 
 def race(place: Place, digests: list[str], number: int, barrier: Any) -> list[Any]:
     """Each round register one bundle that all have, and promote a version that nobody else has."""
-    from tasks.promoting import recorded
+    from tasks.recorded import recorded
     from tasks.registering import make_version
 
     aliases = place.open()

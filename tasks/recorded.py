@@ -1,0 +1,215 @@
+"""What was recorded of a bundle: found by a name, read whole, nothing judged and nothing measured.
+
+A version, or a LoggedModel that passed and is no version yet; all of its JSON files, checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from eval_suites.policy import Policy
+from registry.bundle import Bundle
+from registry.errors import UserError
+from registry.evidence import SUMMARY, Evidence, ServingEvidence, read_summary
+from registry.outcome import CandidateOutcome
+from registry.release_facts import RELEASE_FILE, ReleaseFacts
+from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, TAG_JUDGED, asking_mlflow
+from registry.versions import current_champion, find_version, numbered_version
+from tasks.bundles import FEWEST_DIGITS, tracker
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
+
+EVIDENCE = ("accuracy", "latency", "serving")
+WHOLE_DIGEST = 64
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of one bundle. `version` None: it passed and is no version yet."""
+
+    model: str
+    version: int | None
+    model_id: str
+    run_id: str
+    bundle: Bundle
+    outcome: CandidateOutcome
+    facts: ReleaseFacts
+    evidence: dict[str, Evidence]
+    unreadable: dict[str, str]
+
+    @property
+    def policy(self) -> Policy:
+        return Policy.model_validate(self.facts.policy)
+
+    @property
+    def startup_seconds(self) -> float | None:
+        serving = self.evidence.get("serving")
+        return serving.startup_seconds if isinstance(serving, ServingEvidence) else None
+
+
+def recorded(reference: str) -> Recorded:
+    """By MODEL@ALIAS, MODEL@VERSION, or the first digits of a bundle's digest.
+
+    What counts is the newest judgement of the bundle, whichever release registered its version.
+    Raises `UserError` where there is no such bundle, or what was recorded of it cannot be read.
+    """
+    client = tracker().client
+    if "@" in reference:
+        model, _, wanted = reference.partition("@")
+        number = wanted.isdecimal() and len(wanted) < 10
+        version = (
+            numbered_version(client, model, int(wanted))
+            if number
+            else current_champion(client, model, wanted)
+        )
+        if version is None:
+            raise UserError.at(reference, "no such model, alias or version")
+        judged = _judged(version.tags.get(TAG_BUNDLE, ""), model)
+        if not judged:
+            raise UserError.at(
+                reference,
+                "was not registered by a release: nothing is recorded of it",
+                "release it: a promotion reads evidence and measures nothing",
+            )
+        return _read(_newest(judged), model, int(version.version))
+    if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", reference):
+        raise UserError.at(
+            reference,
+            f"is neither MODEL@ALIAS nor at least {FEWEST_DIGITS} digits of a bundle's digest",
+            "the report and `pilotage release --json` show the digests",
+        )
+    judged = _judged(reference)
+    bundles = {one.tags[TAG_BUNDLE] for one in judged}
+    experiments = {one.experiment_id for one in judged}
+    if len(bundles) != 1 or len(experiments) != 1:
+        what = "several bundles begin so" if len(bundles) > 1 else "several models have this bundle"
+        what = what if bundles else "no release recorded such a bundle"
+        raise UserError.at(reference, what, "name more digits, or MODEL@VERSION")
+    with asking_mlflow("read an experiment"):
+        model = client.get_experiment(experiments.pop()).name
+    known = find_version(client, model, bundles.pop())
+    return _read(_newest(judged), model, int(known.version) if known is not None else None)
+
+
+def _judged(digits: str, model: str | None = None) -> list[LoggedModel]:
+    """Every LoggedModel of the bundles that begin with these digits, refused ones too."""
+    if not digits:
+        return []
+    client = tracker().client
+    with asking_mlflow(f"look for bundle {digits[:12]}"):
+        experiments = [
+            one.experiment_id
+            for one in client.search_experiments()
+            if model is None or one.name == model
+        ]
+        condition = f"tags.`{TAG_BUNDLE}` = '{digits}'" if len(digits) == WHOLE_DIGEST else None
+        found: list[LoggedModel] = []
+        token = None
+        while experiments:
+            page = client.search_logged_models(experiments, condition, page_token=token)
+            found += [
+                one
+                for one in page
+                if one.tags.get(TAG_BUNDLE, "").startswith(digits) and TAG_JUDGED in one.tags
+            ]
+            token = page.token
+            if not token:
+                break
+        return found
+
+
+def _newest(judged: list[LoggedModel]) -> LoggedModel:
+    return max(judged, key=lambda one: (one.tags[TAG_JUDGED], one.model_id))
+
+
+def _read(logged: LoggedModel, model: str, version: int | None) -> Recorded:
+    where = f"models:/{logged.model_id}"
+    with tempfile.TemporaryDirectory(prefix="pilotage-") as folder:
+        files = _download(logged, Path(folder))
+        document = _json(files, BUNDLE_FILE, where)
+        document.pop("digest", None)
+        bundle = _parsed(Bundle, document, f"{where}/{BUNDLE_FILE}")
+        if bundle.digest != logged.tags[TAG_BUNDLE]:
+            raise UserError.at(
+                f"{where}/{BUNDLE_FILE}",
+                f"is bundle {bundle.digest[:12]}, recorded as {logged.tags[TAG_BUNDLE][:12]}",
+                "release again: it is written anew",
+            )
+        facts = _parsed(ReleaseFacts, _json(files, RELEASE_FILE, where), f"{where}/{RELEASE_FILE}")
+        _parsed(Policy, facts.policy, f"{where}/{RELEASE_FILE}: policy")
+        evidence: dict[str, Evidence] = {}
+        unreadable: dict[str, str] = {}
+        for kind in EVIDENCE:
+            file = files.get(f"evidence-{kind}.json")
+            if file is None:
+                continue
+            place = Path(folder) / kind
+            place.mkdir()
+            (place / SUMMARY).write_bytes(file.read_bytes())
+            try:
+                evidence[kind] = read_summary(place)
+            except UserError as error:
+                unreadable[kind] = error.problems[0].what
+        return Recorded(
+            model=model,
+            version=version,
+            model_id=str(logged.model_id),
+            run_id=str(logged.source_run_id),
+            bundle=bundle,
+            outcome=_parsed(
+                CandidateOutcome, _json(files, OUTCOME_FILE, where), f"{where}/{OUTCOME_FILE}"
+            ),
+            facts=facts,
+            evidence=evidence,
+            unreadable=unreadable,
+        )
+
+
+def _download(logged: LoggedModel, folder: Path) -> dict[str, Path]:
+    """The JSON files of a LoggedModel by name; its weights are left where they are."""
+    from mlflow.artifacts import download_artifacts, list_artifacts
+
+    uri = tracker().uri
+    with asking_mlflow(f"read models:/{logged.model_id}"):
+        source = str(logged.artifact_location).rstrip("/")
+        found = list_artifacts(source, tracking_uri=uri)
+        # Paths begin at the folder above.
+        names = [PurePosixPath(one.path).name for one in found if not one.is_dir]
+        return {
+            name: Path(
+                download_artifacts(f"{source}/{name}", dst_path=str(folder), tracking_uri=uri)
+            )
+            for name in names
+            if name.endswith(".json")
+        }
+
+
+def _json(files: Mapping[str, Path], name: str, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(files[name].read_text(encoding="utf-8"))
+    except (KeyError, ValueError) as error:
+        what = "is missing" if isinstance(error, KeyError) else f"cannot be read: {error}"
+        raise UserError.at(f"{where}/{name}", what, "release again: it is written anew") from None
+    if not isinstance(content, dict):
+        raise UserError.at(f"{where}/{name}", "is no JSON object", "release again")
+    return content
+
+
+def _parsed(kind: type[Model], document: Any, where: str) -> Model:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError.at(f"{where}: {place}", first["msg"], "release again") from None
