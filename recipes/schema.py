@@ -129,6 +129,12 @@ class FilePrompts(_PartedPrompts):
     source: Literal["file"]
     path: str = Field(min_length=1)
     mapping: ColumnMapping = ColumnMapping()
+    max_reject_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="More bad rows than this: refused. Fewer are left out, into rejects.jsonl.",
+    )
 
 
 Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]

@@ -1,13 +1,15 @@
 """Stage `prompts`: the business prompts, in five parts that share no prompt.
 
 Files: train.jsonl, calibration.jsonl, draft.jsonl, eval.jsonl, load.jsonl with records
-`{id, segment, prompt, reference}`, and foreign.jsonl, text unlike the business.
+`{id, segment, prompt, reference}`, and foreign.jsonl, text unlike the business; rejects.jsonl
+(line, reason, begin of the row) where the recipe lets bad rows be left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,22 @@ from prefect import task
 
 from recipes.schema import DemoPrompts, FilePrompts
 from registry.artifacts import ArtifactRef, Stage
+from registry.digests import digest_of
 from registry.errors import UserError
 from tasks import demo_data
 from tasks.prompt_files import (
     PARTS,
+    Table,
+    all_records,
     apply_template,
     digest_of_rows,
     labels_of,
-    read_records,
-    read_rows,
+    read_table,
+    sift,
     split,
     write_jsonl,
 )
+from tasks.rejects import REJECTS, Reject, by_kind, check_share, records_of
 from tasks.stages import TASK_OPTIONS, make
 
 VERSION = 1
@@ -42,10 +48,16 @@ def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int =
         return Stage(name="prompts", label="demo", version=VERSION, config=config, inputs=inputs)
     path = Path(recipe.path)
     # A bad row, a missing column or too few prompts are found before anything is started.
-    file_parts(recipe, seed)
+    found = read_file(recipe)
+    file_parts(found, recipe, seed)
     # Where the file lies does not count, what its rows say does.
     config["prompts"].pop("path")
-    inputs = {"prompts": digest_of_rows(read_rows(path))}
+    inputs = {"prompts": digest_of_rows(found.table.rows)}
+    if recipe.max_reject_share == 0:
+        # Then nothing can be left out, and the key is that of before there was a share.
+        config["prompts"].pop("max_reject_share")
+    elif found.rejects:
+        inputs["rejects"] = digest_of([reject.record() for reject in found.rejects])
     return Stage(name="prompts", label=path.name, version=VERSION, config=config, inputs=inputs)
 
 
@@ -55,11 +67,15 @@ def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> Artifact
     seed = stage.config["seed"]
 
     def produce(folder: Path) -> dict[str, Any]:
-        parts = (
-            demo_parts(stage, recipe)
-            if isinstance(recipe, DemoPrompts)
-            else file_parts(recipe, seed)
-        )
+        left_out: dict[str, Any] = {}
+        if isinstance(recipe, DemoPrompts):
+            parts = demo_parts(stage, recipe)
+        else:
+            found = read_file(recipe)
+            parts = file_parts(found, recipe, seed)
+            if recipe.max_reject_share > 0:
+                write_jsonl(folder / REJECTS, records_of(found.rejects))
+                left_out = {"rejected": found.counts()}
         labels = labels_of(row for rows in parts.values() for row in rows)
         for part in PARTS:
             rows = parts[part]
@@ -70,6 +86,7 @@ def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> Artifact
         return {
             "prompts": {part: len(rows) for part, rows in parts.items()},
             "segments": dict(Counter(row["segment"] for rows in parts.values() for row in rows)),
+            **left_out,
         }
 
     return make(stage, produce)
@@ -99,17 +116,41 @@ def demo_parts(stage: Stage, recipe: DemoPrompts) -> dict[str, list[dict[str, An
     }
 
 
-def file_parts(recipe: FilePrompts, seed: int) -> dict[str, list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class FileFound:
+    """What a prompt file holds: its rows, the records of the good ones, and the bad ones."""
+
+    table: Table
+    records: list[dict[str, Any]]
+    rejects: list[Reject]
+
+    def counts(self) -> dict[str, Any]:
+        kinds = {kind: len(found) for kind, found in sorted(by_kind(self.rejects).items())}
+        return {"rows": len(self.rejects), "of": len(self.table), "reasons": kinds}
+
+
+def read_file(recipe: FilePrompts) -> FileFound:
+    """Read a prompt file. Raises `UserError` for bad rows, or more than their share."""
+    path = Path(recipe.path)
+    table = read_table(path)
+    if recipe.max_reject_share == 0:
+        return FileFound(table, all_records(path, table, recipe.mapping), [])
+    records, rejects = sift(path, table, recipe.mapping)
+    check_share(rejects, len(table), recipe.max_reject_share, path)
+    return FileFound(table, records, rejects)
+
+
+def file_parts(found: FileFound, recipe: FilePrompts, seed: int) -> dict[str, list[dict[str, Any]]]:
     """The rows of a file, dealt to the parts by segment."""
-    records = read_records(Path(recipe.path), recipe.mapping)
+    records = found.records
     if recipe.keep_segments:
-        found = {record["segment"] for record in records}
-        unknown = sorted(set(recipe.keep_segments) - found)
+        known = {record["segment"] for record in records}
+        unknown = sorted(set(recipe.keep_segments) - known)
         if unknown:
             raise UserError.at(
                 f"{recipe.path}: prompts.keep_segments",
                 f"no row has segment {', '.join(unknown)}",
-                f"found are {', '.join(sorted(found)[:20])}",
+                f"found are {', '.join(sorted(known)[:20])}",
             )
         records = [record for record in records if record["segment"] in recipe.keep_segments]
     sizes: dict[str, int] = {part: recipe.sizes[part] for part in recipe.sizes}
