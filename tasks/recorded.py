@@ -67,6 +67,8 @@ def recorded(reference: str) -> Recorded:
     client = tracker().client
     if "@" in reference:
         model, _, wanted = reference.partition("@")
+        if not wanted or not model or set("/:") & set(model):
+            raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@candidate")
         number = wanted.isdecimal() and len(wanted) < 10
         version = (
             numbered_version(client, model, int(wanted))

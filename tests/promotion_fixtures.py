@@ -1,0 +1,45 @@
+"""Fixtures of the flows promote and rollback on a real MLflow, with no engine.
+
+A test module asks for them with `pytest_plugins = ["tests.promotion_fixtures"]`: `engine`, a smoke
+prompt that answers or does not, beside an empty registry, and `aliases`, of that registry.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from registry.alias_moves import Aliases
+from registry.tracking import Tracker
+from tasks.bundles import aliases_of_model
+from tests.pretend_smoke import Engine
+from tests.promotion_builders import (
+    MODEL,
+)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables: making them takes seconds, copying them does not."""
+    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
+    assert Tracker(f"sqlite:///{database}", database.parent).client.search_experiments()
+    return database
+
+
+@pytest.fixture
+def engine(migrated: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An empty registry in a home of its own, and what stands for the engine."""
+    home.mkdir(exist_ok=True)
+    shutil.copy(migrated, home / "mlflow.db")
+    made = Engine()
+    monkeypatch.setattr("flows.promote.smoke", made)
+    monkeypatch.setattr("flows.rollback.smoke", made)
+    monkeypatch.setenv("PILOTAGE_ACTOR", "mei")
+    return made
+
+
+@pytest.fixture
+def aliases(engine: Engine) -> Aliases:
+    return aliases_of_model(MODEL)
