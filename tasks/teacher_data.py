@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from recipes.schema import TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
-from registry.errors import InfrastructureError, Problem, StageFailed
+from registry.errors import InfrastructureError, Problem, StageFailed, UserError
 from registry.provenance import engine_version
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
 from tasks.progress import LOG
@@ -92,13 +92,16 @@ def asked_rows(prompts: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def ask_missing(
     prompts: Path, answers: AnswerFile, total: int, recipe: TeacherRecipe, served: Served
 ) -> None:
-    """Ask for every row that has no answer. Raises `InfrastructureError` where one stays without.
+    """Ask for every row that has no answer.
 
-    What was answered is kept, so that another try asks for the others only.
+    Raises `InfrastructureError` where one stays without, and `UserError` where the token budget
+    is spent before. What was answered is kept: another try asks for the others only.
     """
     missing = answers.count_missing()
     if not missing:
         return
+    if problem := budget_problem(answers, recipe):
+        raise UserError(problem)
     if missing < total:
         LOG.info("%d of %d answers are there from an earlier run", total - missing, total)
     pending: list[ChatResult] = []
@@ -111,7 +114,7 @@ def ask_missing(
         for number, (_, row) in enumerate(asked_rows(prompts)):
             if number != next_wanted:
                 continue
-            if in_a_row >= limit:
+            if in_a_row >= limit or budget_problem(answers, recipe):
                 return
             yield ChatRequest(
                 id=str(number),
@@ -133,18 +136,44 @@ def ask_missing(
     server = served.server
     ask_each(
         requests(),
-        Endpoint(url=server.url, model=server.served_name, api_key=SecretStr(server.api_key)),
+        [
+            Endpoint(url=url, model=server.served_name, api_key=SecretStr(server.api_key))
+            for url in (server.url, *recipe.more_urls)
+        ],
         keep,
         concurrency=recipe.concurrency,
         max_retry_wait=recipe.max_retry_wait,
         request_timeout=recipe.request_timeout,
     )
+    if answers.count_missing() and (problem := budget_problem(answers, recipe)):
+        raise UserError(problem)
     if pending:
         first = next(islice(asked_rows(prompts), int(pending[0].id), None))[1]["id"]
         raise InfrastructureError(
             f"{answers.count_missing()} of {total} prompts got no answer; "
             f"{first}: {pending[0].reason}"
         )
+
+
+def budget_problem(answers: AnswerFile, recipe: TeacherRecipe) -> Problem | None:
+    """Why no more may be asked under the recipe's token budget; None where it is not spent."""
+    budget = recipe.max_total_tokens
+    if budget is None:
+        return None
+    if answers.uncounted:
+        return Problem(
+            "teacher_data: max_total_tokens",
+            f"the teacher does not say how many tokens {answers.uncounted} of its answers took",
+            "a budget needs an endpoint that sends `usage`; remove max_total_tokens",
+        )
+    if answers.tokens < budget:
+        return None
+    return Problem(
+        "teacher_data: max_total_tokens",
+        f"the budget of {budget} tokens is spent ({answers.tokens}), and "
+        f"{answers.count_missing()} prompts have no answer yet",
+        "raise it in the teacher recipe: the next run asks for these only",
+    )
 
 
 def write_parts(folder: Path, prompts: Path, answers: AnswerFile) -> Iterator[ChatResult]:

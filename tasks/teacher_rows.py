@@ -46,6 +46,8 @@ class AnswerFile:
         self.path = path
         self.tokens = 0
         """Prompt and completion tokens of all answers, as the server counted them."""
+        self.uncounted = 0
+        """Answers for which it did not."""
         self._places = array("q", [ABSENT]) * rows
         path.parent.mkdir(parents=True, exist_ok=True)
         self._out = path.open("ab")
@@ -94,6 +96,8 @@ class AnswerFile:
 
     def _note(self, row: int, result: ChatResult, place: int) -> None:
         self._places[row] = place
+        if result.state == "done" and None in (result.prompt_tokens, result.completion_tokens):
+            self.uncounted += 1
         self.tokens += (result.prompt_tokens or 0) + (result.completion_tokens or 0)
 
     def _read_again(self) -> int:

@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible endpoint many chat requests, politely and without losing any.
+"""Ask OpenAI-compatible endpoints many chat requests, politely and without losing any.
 
 Every request ends in one of three states:
 
@@ -23,9 +23,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeGuard
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from recipes.schema import Sampling
+from tasks.engines.endpoints import Endpoint, Replica, Replicas
 
 MAX_ATTEMPTS = 8
 """Requests sent for one row at most; after that it is left pending."""
@@ -40,30 +41,6 @@ many wait, no new row is begun: a server in trouble gets no new load."""
 
 LONGEST_REASON = 500
 """Characters of a server's message that are kept."""
-
-
-class Endpoint(BaseModel):
-    """Where to ask. The key is shown by no `repr`, no message and no log."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str = Field(description="Base URL, with or without `/v1`.")
-    model: str = Field(min_length=1, description="Model name at that URL.")
-    api_key: SecretStr = SecretStr("")
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, url: str) -> str:
-        if not re.match(r"https?://[^/\s]+", url):
-            raise ValueError("must start with http:// or https:// and name a host")
-        return url
-
-    @property
-    def chat_url(self) -> str:
-        base = self.url.rstrip("/").removesuffix("/chat/completions")
-        if not re.search(r"/v\d+\w*(/openai)?$", base):
-            base += "/v1"
-        return f"{base}/chat/completions"
 
 
 class ChatRequest(BaseModel):
@@ -104,13 +81,13 @@ def generate(
         results[result.id] = result
         on_done(result)
 
-    ask_each(requests, endpoint, keep, **options)
+    ask_each(requests, [endpoint], keep, **options)
     return [results[request.id] for request in requests]
 
 
 def ask_each(
     requests: Iterable[ChatRequest],
-    endpoint: Endpoint,
+    endpoints: Sequence[Endpoint],
     on_done: Callable[[ChatResult], None],
     *,
     concurrency: int,
@@ -130,13 +107,16 @@ def ask_each(
     raises ends the whole call. An iterable that ends early leaves the rest unasked; what is open
     is waited for.
 
+    Of several endpoints the least loaded one is asked (`endpoints.py`), and a row that one of them
+    did not answer may be answered by another.
+
     `max_retry_wait` (seconds) is the longest Retry-After that is obeyed: a server that asks for
     more leaves its row pending without another request. `request_timeout` (seconds) is the
     deadline of one request as a whole, however slowly its bytes come. The clock (aware, UTC),
     the sleep and the transport are for tests.
     """
     asker = _Asker(
-        endpoint,
+        endpoints,
         concurrency=concurrency,
         max_retry_wait=max_retry_wait,
         request_timeout=request_timeout,
@@ -165,7 +145,7 @@ class _Rejected(Exception):
 class _Asker:
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoints: Sequence[Endpoint],
         *,
         concurrency: int,
         max_retry_wait: float,
@@ -176,8 +156,7 @@ class _Asker:
         transport: httpx.AsyncBaseTransport | None,
         rng: random.Random,
     ) -> None:
-        self._endpoint = endpoint
-        self._url = httpx.URL(endpoint.chat_url)  # read once, not with every request
+        self._replicas = Replicas(endpoints, clock)
         self._concurrency = concurrency
         self._max_retry_wait = max_retry_wait
         self._timeout = request_timeout
@@ -190,15 +169,14 @@ class _Asker:
     async def ask_all(
         self, requests: Iterable[ChatRequest], on_done: Callable[[ChatResult], None]
     ) -> None:
-        key = self._endpoint.api_key.get_secret_value()
         slots = asyncio.Semaphore(self._concurrency)
         rest = iter(requests)
         async with httpx.AsyncClient(
             transport=self._transport,
             # The deadline of a request is kept in `_try`; httpx's own limits are of single reads.
             timeout=None,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=self._concurrency),
+            # A connection is kept for each slot and endpoint, so that none is opened anew.
+            limits=httpx.Limits(max_connections=self._concurrency * len(self._replicas)),
         ) as client:
 
             async def work() -> None:
@@ -224,21 +202,29 @@ class _Asker:
         attempt = 0
         while True:
             attempt += 1
+            replica = self._replicas.take()
             try:
-                return await self._try(client, request, attempt)
+                answer = await self._try(client, replica, request, attempt)
             except _Rejected as rejected:
+                self._replicas.answered(replica)
                 return ChatResult(
                     id=request.id, state="rejected", reason=str(rejected), attempts=attempt
                 )
             except _Retry as failed:
                 refused = failed
+            else:
+                self._replicas.answered(replica)
+                return answer
             finally:
                 slots.release()
             pending = ChatResult(
                 id=request.id, state="pending", reason=refused.reason, attempts=attempt
             )
             asked = seconds_asked(refused.asked, self._clock())
-            if asked is not None and asked > self._max_retry_wait:
+            self._replicas.failed(replica, asked)
+            # Where another endpoint is free, nobody has to wait for the one that failed.
+            elsewhere = self._replicas.other_free(replica)
+            if not elsewhere and asked is not None and asked > self._max_retry_wait:
                 reason = (
                     f"{refused.reason}; the server asks to wait {refused.asked} "
                     f"({asked:.0f} s), longer than the allowed {self._max_retry_wait:.0f} s"
@@ -247,7 +233,8 @@ class _Asker:
             if attempt >= self._max_attempts:
                 reason = f"{refused.reason}; given up after {attempt} requests"
                 return pending.model_copy(update={"reason": reason})
-            await self._sleep(self._wait(asked, attempt))
+            if not elsewhere:
+                await self._sleep(self._wait(asked, attempt))
             await slots.acquire()
 
     def _wait(self, asked: float | None, attempt: int) -> float:
@@ -259,46 +246,50 @@ class _Asker:
         return own * self._rng.uniform(1.0, 1.25)
 
     async def _try(
-        self, client: httpx.AsyncClient, request: ChatRequest, attempt: int
+        self, client: httpx.AsyncClient, replica: Replica, request: ChatRequest, attempt: int
     ) -> ChatResult:
         sampling = request.sampling.model_dump(exclude_none=True)
-        body = {"model": self._endpoint.model, "messages": request.messages, **sampling}
+        body = {"model": replica.endpoint.model, "messages": request.messages, **sampling}
         try:
             async with asyncio.timeout(self._timeout):
-                response = await client.post(self._url, json=body)
+                response = await client.post(replica.url, json=body, headers=replica.headers)
         except (TimeoutError, httpx.TimeoutException):
             raise _Retry(f"no answer within {self._timeout:g} s") from None
         except httpx.RequestError as error:
-            reason = self._clean(f"{type(error).__name__}: {error}")
+            reason = _clean(f"{type(error).__name__}: {error}", replica)
             raise _Retry(reason) from None
         status = response.status_code
-        if status in (408, 409, 429) or status >= 500:
-            raise _Retry(self._said(response), response.headers.get("retry-after"))
+        # Of several endpoints one may have another key or lack the model: no fault of the row.
+        elsewhere = len(self._replicas) > 1 and status in (401, 403, 404)
+        if status in (408, 409, 429) or status >= 500 or elsewhere:
+            raise _Retry(_said(response, replica), response.headers.get("retry-after"))
         if status != 200:
-            raise _Rejected(self._said(response))
+            raise _Rejected(_said(response, replica))
         return _answer(request.id, response, attempt)
 
-    def _said(self, response: httpx.Response) -> str:
-        """Status and the server's own message, from whichever field it uses."""
-        message: Any = response.text
-        try:
-            content = response.json()
-        except ValueError:
-            content = None
-        if isinstance(content, Mapping):
-            error = content.get("error", content)
-            if isinstance(error, Mapping):
-                error = error.get("message") or error.get("detail")
-            message = error or message
-        text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
-        return self._clean(f"HTTP {response.status_code}: {text.strip()}".removesuffix(": "))
 
-    def _clean(self, text: str) -> str:
-        key = self._endpoint.api_key.get_secret_value()
-        if key:
-            # Some servers repeat the key that they do not accept.
-            text = text.replace(key, "***")
-        return text[:LONGEST_REASON].encode("utf-8", "replace").decode()
+def _said(response: httpx.Response, replica: Replica) -> str:
+    """Status and the server's own message, from whichever field it uses."""
+    message: Any = response.text
+    try:
+        content = response.json()
+    except ValueError:
+        content = None
+    if isinstance(content, Mapping):
+        error = content.get("error", content)
+        if isinstance(error, Mapping):
+            error = error.get("message") or error.get("detail")
+        message = error or message
+    text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+    return _clean(f"HTTP {response.status_code}: {text.strip()}".removesuffix(": "), replica)
+
+
+def _clean(text: str, replica: Replica) -> str:
+    key = replica.endpoint.api_key.get_secret_value()
+    if key:
+        # Some servers repeat the key that they do not accept.
+        text = text.replace(key, "***")
+    return text[:LONGEST_REASON].encode("utf-8", "replace").decode()
 
 
 def _answer(request_id: str, response: httpx.Response, attempts: int) -> ChatResult:

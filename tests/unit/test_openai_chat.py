@@ -318,7 +318,7 @@ def test_a_row_is_taken_when_it_can_be_sent_and_not_before() -> None:
         assert len(taken) - len(finished) < 3
 
     ask_each(
-        requests(), Endpoint(url="http://t", model="m"), on_done,
+        requests(), [Endpoint(url="http://t", model="m")], on_done,
         concurrency=3, max_retry_wait=1.0, request_timeout=1.0,
         transport=httpx.MockTransport(lambda _: httpx.Response(200, json=completion("x"))),
     )  # fmt: skip

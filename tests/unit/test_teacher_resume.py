@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from registry.artifacts import ArtifactRef, Stage
-from registry.errors import InfrastructureError, StageFailed
+from registry.errors import InfrastructureError, StageFailed, UserError
 from registry.settings import CHECKOUT, settings
 from tasks import stages
 from tasks.engines.openai_chat import ChatResult
@@ -116,6 +117,59 @@ def test_a_higher_share_of_cut_answers_asks_nothing_again() -> None:
         teacher.asked.clear()
         assert run(recipe_for(url), 20).summary["asked"] == 20
         assert not teacher.asked
+
+
+def test_the_token_budget_stops_the_asking_and_a_higher_one_goes_on() -> None:
+    teacher = Teacher(seconds=0.01)
+    with teaching(teacher) as url:
+        with pytest.raises(
+            UserError, match=r"the budget of 200 tokens is spent \(2\d0\)"
+        ) as caught:
+            run(recipe_for(url, max_total_tokens=200), 100)
+        # 10 tokens an answer: 20 answers, and those that were open then.
+        spent = teacher.asked.total()
+        assert 20 <= spent < 20 + CONCURRENCY
+        assert f"{100 - spent} prompts have no answer yet" in str(caught.value)
+        with pytest.raises(UserError, match="is spent"):
+            run(recipe_for(url, max_total_tokens=200), 100)
+        assert teacher.asked.total() == spent, "those of the earlier run count"
+        ref = run(recipe_for(url, max_total_tokens=1000), 100)
+        assert ref.summary["asked"] == teacher.asked.total() == 100
+
+
+def test_a_budget_needs_a_teacher_that_counts() -> None:
+    teacher = Teacher(usage=False)
+    with teaching(teacher) as url:
+        with pytest.raises(UserError, match="does not say how many tokens"):
+            run(recipe_for(url, max_total_tokens=10_000), 100)
+        assert teacher.asked.total() < 20
+        assert run(recipe_for(url), 100).summary["completion_tokens"] == 0
+
+
+def test_two_teachers_share_the_rows_and_either_can_be_missing() -> None:
+    first, second = Teacher(seconds=0.01), Teacher(seconds=0.01)
+    with teaching(first) as url, teaching(second) as other:
+        run(recipe_for(url, more_urls=[other]), 60)
+        assert first.asked.total() + second.asked.total() == 60
+        assert 20 < first.asked.total() < 40
+    first.asked.clear()
+    with teaching(first) as url:
+        # Nobody listens there any more.
+        ref = run(recipe_for(url, more_urls=[other]), 80)
+        assert ref.summary["asked"] == first.asked.total() == 80
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"more_urls": ["http://127.0.0.1:1"]}, "stands twice"),
+        ({"more_urls": ["http://key@host"]}, "PILOTAGE_TEACHER_API_KEY"),
+        ({"max_total_tokens": 0}, "greater than 0"),
+    ],
+)
+def test_recipes_that_are_refused(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        recipe_for("http://127.0.0.1:1", **changes)
 
 
 def result(name: str, **changes: object) -> ChatResult:
