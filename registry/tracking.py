@@ -109,7 +109,7 @@ class Tracker:
     """Writes releases to one MLflow backend.
 
     uri: tracking URI, also of the model registry. artifacts_dir: where artifacts go when the
-    backend is SQLite; a tracking server keeps its own place for them.
+    backend is a database; a tracking server keeps its own place for them.
     """
 
     def __init__(self, uri: str, artifacts_dir: Path) -> None:
@@ -155,7 +155,9 @@ class Tracker:
                     self.client.restore_experiment(found.experiment_id)
                 return str(found.experiment_id)
             place = None
-            if self.uri.startswith("sqlite:"):
+            if not self.uri.startswith(("http:", "https:")):
+                # Without a server nobody else says where artifacts go: MLflow would take the
+                # working directory.
                 place = (self.artifacts_dir / model).resolve().as_uri()
             return str(self.client.create_experiment(model, artifact_location=place))
 

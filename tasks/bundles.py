@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -24,6 +26,9 @@ from registry.versions import current_champion, numbered_version
 from registry.whole_files import write_whole
 from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
 from tasks.progress import LOG
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 FEWEST_DIGITS = 8
 
@@ -76,21 +81,40 @@ def aliases_of_model(model: str) -> Aliases:
     return Aliases(tracker().client, Ledger(settings().ledger_uri), model)
 
 
-def promoted_bundle(reference: str) -> Bundle:
-    """The bundle behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
+@dataclass(frozen=True)
+class Named:
+    """A version that somebody asked for; `alias` None: by its number."""
+
+    model: str
+    alias: str | None
+    version: ModelVersion
+
+
+def version_named(reference: str) -> Named:
+    """The version behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
     model, _, wanted = reference.partition("@")
-    if not model or not wanted:
+    if not model or not wanted or set("/:") & set(model):
         raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
     database = settings().home / "mlflow.db"
     if not settings().mlflow_uri and not database.exists():
         raise UserError.at(database, "no such database", "run `pilotage release` first")
     client = tracker().client
-    if wanted.isdecimal() and len(wanted) < 10:
-        version = numbered_version(client, model, int(wanted))
-    else:
-        version = current_champion(client, model, wanted)
+    alias = None if wanted.isdecimal() and len(wanted) < 10 else wanted
+    version = (
+        current_champion(client, model, alias)
+        if alias is not None
+        else numbered_version(client, model, int(wanted))
+    )
     if version is None:
-        raise UserError.at(reference, "no such model or alias", "run `pilotage release` first")
+        raise UserError.at(
+            reference, "no such model, alias or version", "run `pilotage release` first"
+        )
+    return Named(model, alias, version)
+
+
+def promoted_bundle(reference: str) -> Bundle:
+    """The bundle behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
+    version = version_named(reference).version
     with asking_mlflow(f"read {BUNDLE_FILE} of {reference}"):
         import mlflow
 

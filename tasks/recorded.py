@@ -22,8 +22,8 @@ from registry.evidence import SUMMARY, Evidence, ServingEvidence, read_summary
 from registry.outcome import CandidateOutcome
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, TAG_JUDGED, asking_mlflow
-from registry.versions import current_champion, find_version, numbered_version
-from tasks.bundles import FEWEST_DIGITS, tracker
+from registry.versions import find_version
+from tasks.bundles import FEWEST_DIGITS, tracker, version_named
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -64,27 +64,16 @@ def recorded(reference: str) -> Recorded:
     What counts is the newest judgement of the bundle, whichever release registered its version.
     Raises `UserError` where there is no such bundle, or what was recorded of it cannot be read.
     """
-    client = tracker().client
     if "@" in reference:
-        model, _, wanted = reference.partition("@")
-        if not wanted or not model or set("/:") & set(model):
-            raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@candidate")
-        number = wanted.isdecimal() and len(wanted) < 10
-        version = (
-            numbered_version(client, model, int(wanted))
-            if number
-            else current_champion(client, model, wanted)
-        )
-        if version is None:
-            raise UserError.at(reference, "no such model, alias or version")
-        judged = _judged(version.tags.get(TAG_BUNDLE, ""), model)
+        named = version_named(reference)
+        judged = _judged(named.version.tags.get(TAG_BUNDLE, ""), named.model)
         if not judged:
             raise UserError.at(
                 reference,
                 "was not registered by a release: nothing is recorded of it",
                 "release it: a promotion reads evidence and measures nothing",
             )
-        return _read(_newest(judged), model, int(version.version))
+        return _read(_newest(judged), named.model, int(named.version.version))
     if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", reference):
         raise UserError.at(
             reference,
@@ -99,8 +88,8 @@ def recorded(reference: str) -> Recorded:
         what = what if bundles else "no release recorded such a bundle"
         raise UserError.at(reference, what, "name more digits, or MODEL@VERSION")
     with asking_mlflow("read an experiment"):
-        model = client.get_experiment(experiments.pop()).name
-    known = find_version(client, model, bundles.pop())
+        model = tracker().client.get_experiment(experiments.pop()).name
+    known = find_version(tracker().client, model, bundles.pop())
     return _read(_newest(judged), model, int(known.version) if known is not None else None)
 
 

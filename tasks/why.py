@@ -17,13 +17,13 @@ from registry.ledger import Entry, Ledger, LedgerDamaged, anchor_of, verify
 from registry.lineage import BUNDLE, PROMPTS, Edge, Lineage, Node, whole_store
 from registry.outcome import Verdict
 from registry.settings import settings
-from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, Tracker, asking_mlflow
-from registry.versions import PREVIOUS, current_champion, numbered_version
+from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, asking_mlflow
+from registry.versions import PREVIOUS
+from tasks.bundles import tracker, version_named
 from tasks.version_files import VersionFiles
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    pass
 
 TAG_PROMPTS = "pilotage.prompts"
 """On a version: digests of the prompt sets behind it, comma separated."""
@@ -71,7 +71,8 @@ class _Findings:
 
 def why(reference: str) -> Why:
     """The answer for MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is no such."""
-    model, alias, version, client = _asked(reference)
+    named = version_named(reference)
+    model, alias, version, client = named.model, named.alias, named.version, tracker().client
     findings = _Findings()
     files = VersionFiles(version)
     tagged = version.tags.get(TAG_BUNDLE, "")
@@ -115,27 +116,6 @@ def why(reference: str) -> Why:
 
 
 # -- which version ---------------------------------------------------------------------------
-
-
-def _asked(reference: str) -> tuple[str, str | None, ModelVersion, MlflowClient]:
-    """Model, alias (None for a number), version. Raises `UserError`."""
-    model, _, wanted = reference.partition("@")
-    if not model or not wanted:
-        raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
-    database = settings().home / "mlflow.db"
-    if not settings().mlflow_uri and not database.exists():
-        raise UserError.at(database, "no such database", "run `pilotage release` first")
-    client = Tracker(settings().tracking_uri, settings().mlartifacts_dir).client
-    by_number = wanted.isdecimal() and len(wanted) < 10
-    if by_number:
-        version = numbered_version(client, model, int(wanted))
-    else:
-        version = current_champion(client, model, wanted)
-    if version is None:
-        raise UserError.at(
-            reference, "no such model, alias or version", "run `pilotage release` first"
-        )
-    return model, None if by_number else wanted, version, client
 
 
 # -- what has to agree -----------------------------------------------------------------------

@@ -363,9 +363,8 @@ def test_11_one_flipped_bit_is_refused(story: Path, environment: dict[str, str])
 
 
 def test_12_a_candidate_that_was_not_chosen_is_promoted_and_what_mlflow_downloads_starts(
-    story: Path, environment: dict[str, str], tmp_path: Path
+    story: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mlflow
 
     drafted = document(story / "second.log")["candidates"][1]
     words = ("promote", drafted["bundle"][:12], "--json")
@@ -375,25 +374,22 @@ def test_12_a_candidate_that_was_not_chosen_is_promoted_and_what_mlflow_download
     again = json.loads(pilotage(environment, *words).stdout.splitlines()[-1])
     assert (again["changed"], again["smoke"], again["line"]) == (False, [], outcome["line"])
 
-    uri = f"sqlite:///{environment['PILOTAGE_HOME']}/mlflow.db"
-    fetched = Path(
-        mlflow.artifacts.download_artifacts(
-            "models:/tiny-assistant@champion",
-            dst_path=str(tmp_path / "fetched"),
-            tracking_uri=uri,
-            registry_uri=uri,
-        )
-    )
+    from mlflow.artifacts import download_artifacts
+
+    # Its own arguments for tracking and registry are not looked at for an alias (MLflow 3.17).
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{environment['PILOTAGE_HOME']}/mlflow.db")
+    there = str(tmp_path / "fetched")
+    fetched = Path(download_artifacts("models:/tiny-assistant@champion", dst_path=there))
     assert {"bundle.json", "target", "draft", "deploy"} <= {path.name for path in fetched.iterdir()}
     port = free_port()
     serve = settings().serve_python.parent
-    there = {
+    shell = {
         **environment,
         "PATH": f"{serve}:{environment['PATH']}",
         "PORT": str(port),
         "VLLM_API_KEY": "chosen-by-the-user",
     }
-    with running(["sh", str(fetched / "deploy" / "vllm-serve.sh")], there):
+    with running(["sh", str(fetched / "deploy" / "vllm-serve.sh")], shell):
         answers_a_prompt(f"http://127.0.0.1:{port}", authorization="Bearer chosen-by-the-user")
 
 

@@ -21,6 +21,7 @@ from registry.ledger import TAG_HEAD, TAG_LENGTH, Draft, Ledger, Move
 from registry.lineage import Edge, Lineage, Node
 from registry.lineage_picture import MOST_NODES, svg
 from registry.settings import settings
+from tasks.bundles import Named
 from tasks.lineage import lineage_for
 from tasks.why import TAG_PROMPTS, why
 from tests.unit.lineage_builders import Release, release
@@ -59,7 +60,9 @@ def ask(made: Release, monkeypatch: pytest.MonkeyPatch) -> Ask:
         version = version_of(made, bundle or made.bundle(), **told)
         model = SimpleNamespace(aliases={"champion": "1", "old": "7"}, tags=model_tags or {})
         client = SimpleNamespace(get_registered_model=lambda name: model)
-        monkeypatch.setattr(tasks.why, "_asked", lambda name: (MODEL, alias, version, client))
+        named = Named(MODEL, alias, version)  # type: ignore[arg-type]
+        monkeypatch.setattr(tasks.why, "version_named", lambda name: named)
+        monkeypatch.setattr(tasks.why, "tracker", lambda: SimpleNamespace(client=client))
         return why("any").document
 
     return asked
