@@ -18,6 +18,7 @@ import json
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeGuard
@@ -171,13 +172,17 @@ class _Asker:
     ) -> None:
         slots = asyncio.Semaphore(self._concurrency)
         rest = iter(requests)
-        async with httpx.AsyncClient(
-            transport=self._transport,
-            # The deadline of a request is kept in `_try`; httpx's own limits are of single reads.
-            timeout=None,
-            # A connection is kept for each slot and endpoint, so that none is opened anew.
-            limits=httpx.Limits(max_connections=self._concurrency * len(self._replicas)),
-        ) as client:
+        trusted = httpx.create_ssl_context()
+        async with AsyncExitStack() as opened:
+            # A client for each slot: httpx looks through all connections of a client for every
+            # request, which with 64 of them takes four times as long as the request itself.
+            clients = [
+                await opened.enter_async_context(
+                    # The deadline is kept in `_try`; httpx's own limits are of single reads.
+                    httpx.AsyncClient(transport=self._transport, verify=trusted, timeout=None)
+                )
+                for _ in range(self._concurrency)
+            ]
 
             async def work() -> None:
                 while True:
@@ -186,7 +191,7 @@ class _Asker:
                     if request is None:
                         slots.release()
                         return
-                    on_done(await self._ask(client, slots, request))
+                    on_done(await self._ask(clients, slots, request))
 
             tasks = [asyncio.create_task(work()) for _ in range(self._concurrency + WAITING)]
             try:
@@ -196,13 +201,16 @@ class _Asker:
                     task.cancel()
 
     async def _ask(
-        self, client: httpx.AsyncClient, slots: asyncio.Semaphore, request: ChatRequest
+        self, clients: list[httpx.AsyncClient], slots: asyncio.Semaphore, request: ChatRequest
     ) -> ChatResult:
-        """The row's final state. One of `slots` is held when this begins, none when it ends."""
+        """The row's final state. One of `slots` is held when this begins, none when it ends.
+
+        `clients` are those that no slot uses.
+        """
         attempt = 0
         while True:
             attempt += 1
-            replica = self._replicas.take()
+            replica, client = self._replicas.take(), clients.pop()
             try:
                 answer = await self._try(client, replica, request, attempt)
             except _Rejected as rejected:
@@ -216,6 +224,7 @@ class _Asker:
                 self._replicas.answered(replica)
                 return answer
             finally:
+                clients.append(client)
                 slots.release()
             pending = ChatResult(
                 id=request.id, state="pending", reason=refused.reason, attempts=attempt
