@@ -151,7 +151,7 @@ def test_two_teachers_share_the_rows_and_either_can_be_missing() -> None:
     with teaching(first) as url, teaching(second) as other:
         run(recipe_for(url, more_urls=[other]), 60)
         assert first.asked.total() + second.asked.total() == 60
-        assert 20 < first.asked.total() < 40
+        assert 10 < first.asked.total() < 50
     first.asked.clear()
     with teaching(first) as url:
         # Nobody listens there any more.
