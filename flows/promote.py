@@ -31,7 +31,7 @@ from registry.promotion import (
     restore,
 )
 from registry.provenance import actor_name
-from registry.versions import CHAMPION
+from registry.versions import CANDIDATE, CHAMPION
 from tasks.bundles import aliases_of_model
 from tasks.progress import LOG
 from tasks.promoting import check_recorded, smoke
@@ -65,16 +65,20 @@ def promote_bundle(request: PromoteRequest) -> AliasOutcome:
         check_recorded(found, request.bundle, state.aliases.get(CHAMPION), policy)
         if found.version is not None:
             check_not_rolled_back(found.model, state, found.version, request.reason)
-    version = found.version or make_version(
-        found.model,
-        found.outcome,
-        found.bundle,
-        found.facts,
-        model_id=found.model_id,
-        run_id=found.run_id,
-        actor=actor,
-        startup_seconds=found.startup_seconds,
-    )
+    version = found.version
+    behind = version is not None and version > (state.aliases.get(CANDIDATE) or 0)
+    if version is None or (holder != version and behind):
+        # `behind`: killed while it became a version; what is left of that is done.
+        version = make_version(
+            found.model,
+            found.outcome,
+            found.bundle,
+            found.facts,
+            model_id=found.model_id,
+            run_id=found.run_id,
+            actor=actor,
+            startup_seconds=found.startup_seconds,
+        )
     answers: list[SmokeAnswer] = []
     if holder != version:
         answers.append(smoke(f"{found.model}@{version}", found.bundle.digest, found.facts.smoke))

@@ -27,6 +27,8 @@ CANDIDATE = "candidate"
 TAG_PROMOTED = "pilotage.promoted"
 """On a version: it has been the champion."""
 
+_TAG_LINK = "mlflow.modelVersions"
+
 _NO_SUCH_MODEL = "RESOURCE_DOES_NOT_EXIST"
 _NO_SUCH_ALIAS = "INVALID_PARAMETER_VALUE"
 _EXISTS_ALREADY = "RESOURCE_ALREADY_EXISTS"
@@ -127,27 +129,28 @@ def register_version(
     }
     found = find_version(client, model, outcome.bundle)
     with asking_mlflow(f"register {outcome.name} as a version of {model}"):
+        logged = client.get_logged_model(model_id)
         if found is not None:
             # Measured again, perhaps: the version names its newest evidence.
             for name, value in wanted.items():
                 if found.tags.get(name) != value:
                     client.set_model_version_tag(model, found.version, name, value)
-            return int(found.version)
-        try:
-            client.create_registered_model(model)
-        except MlflowException as error:
-            if error.error_code != _EXISTS_ALREADY:
-                raise
-        # `models:/<id>` as the source is looked up at the process's global tracking URI, which
-        # may be another backend than this client's; the location itself is not.
-        logged = client.get_logged_model(model_id)
-        made = client.create_model_version(
-            model, logged.artifact_location, run_id=run_id, tags=wanted, model_id=model_id
-        )
+        else:
+            try:
+                client.create_registered_model(model)
+            except MlflowException as error:
+                if error.error_code != _EXISTS_ALREADY:
+                    raise
+            # `models:/<id>` as the source is looked up at the process's global tracking URI, which
+            # may be another backend than this client's; the location itself is not.
+            found = client.create_model_version(
+                model, logged.artifact_location, run_id=run_id, tags=wanted, model_id=model_id
+            )
         # What `mlflow.register_model` writes; the UI links the two by it.
-        link = [{"name": model, "version": int(made.version)}]
-        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": json.dumps(link)})
-        return int(made.version)
+        link = json.dumps([{"name": model, "version": int(found.version)}])
+        if found.source == logged.artifact_location and logged.tags.get(_TAG_LINK) != link:
+            client.set_logged_model_tags(model_id, {_TAG_LINK: link})
+        return int(found.version)
 
 
 def versions_with(client: MlflowClient, model: str, condition: str) -> list[ModelVersion]:
