@@ -123,7 +123,8 @@ class Aliases:
         by = state.moved(alias)
         who = ""
         if by is not None:
-            who = f" (line {by.sequence}, {by.action} by {by.actor}, {by.at:%Y-%m-%d %H:%M} UTC)"
+            at = f"{by.at:%Y-%m-%d %H:%M} UTC"
+            who = f" (line {by.sequence}, {by.action} by {shown(by.actor)}, {at})"
         raise AliasMoved(
             f"models:/{self.model}@{alias}: points to {holder(state.aliases.get(alias))}{who}, not "
             f"to {holder(expected)}: another move came first, and nothing was moved by this one"
@@ -277,7 +278,7 @@ class Aliases:
 
     def _lost(self, odd: Move, last: Entry, gone: bool = False) -> PromotionRefused:
         where = f"models:/{self.model}@{CHAMPION}"
-        since = f"line {last.sequence} of the ledger, {last.action} by {last.actor}"
+        since = f"line {last.sequence} of the ledger, {last.action} by {shown(last.actor)}"
         if gone:
             what = (
                 f"version {odd.before} was promoted ({since}), but somebody deleted it since; "
@@ -303,6 +304,13 @@ class Aliases:
 
 def holder(version: int | None) -> str:
     return "nothing" if version is None else f"version {version}"
+
+
+def shown(text: str, longest: int = 200) -> str:
+    """What a person wrote, or a model said, on one line and without what a terminal obeys."""
+    line = " ".join(text.split())
+    line = "".join(one if one.isprintable() else "\ufffd" for one in line)
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 
 def spelled(moves: Mapping[str, Move]) -> str:

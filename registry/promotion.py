@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from registry.alias_moves import Aliases, AliasMoved, State, holder
+from registry.alias_moves import Aliases, AliasMoved, State, holder, shown
 from registry.errors import UserError
 from registry.ledger import Action, Draft, Entry, Move
 from registry.outcome import Champion
@@ -135,7 +135,8 @@ def check_not_rolled_back(model: str, state: State, version: int, reason: str = 
     if line is not None and not reason:
         raise PromotionRefused.at(
             f"models:/{model}/{version}",
-            f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {line.actor}: {line.reason}",
+            f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {shown(line.actor)}: "
+            f"{shown(line.reason)}",
             f'to promote it all the same: `pilotage promote {model}@{version} --reason "..."`',
         )
 
@@ -208,7 +209,7 @@ def plan_rollback(aliases: Aliases, to: int | None, owner: str, reason: str) -> 
             return RollbackPlan(now, last.bundle, last.moves[CHAMPION].before, state, last)
         raise PromotionRefused.at(
             f"models:/{model}@{CHAMPION}",
-            f"was rolled back to {holder(now)} already (line {last.sequence}, {last.actor}, "
+            f"was rolled back to {holder(now)} already (line {last.sequence}, {shown(last.actor)}, "
             f"{last.at:%Y-%m-%d %H:%M} UTC)",
             "to go back further name the version: --to VERSION",
         )

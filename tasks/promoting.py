@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from eval_suites.verdicts import verdict_of
 from recipes.schema import Sampling
-from registry.alias_moves import holder
+from registry.alias_moves import holder, shown
 from registry.alias_outcome import SmokeAnswer
 from registry.digests import digest_of
 from registry.draft_binding import acceptance_record, binding_problems
@@ -222,7 +222,7 @@ def smoke(reference: str, expected: str, messages: list[dict[str, str]]) -> Smok
     if answer.state != "done" or not answer.text.strip() or not answer.completion_tokens:
         what = answer.reason or f"answered {answer.text!r}"
         raise SmokeFailed(f"{reference} does not answer its smoke prompt: {what}")
-    LOG.info("%s answers: %s", reference, " ".join(answer.text.split())[:120])
+    LOG.info("%s answers: %s", reference, shown(answer.text, 120))
     return SmokeAnswer(
         reference=reference,
         bundle=bundle.digest,

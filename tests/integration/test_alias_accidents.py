@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from registry.alias_moves import Aliases
+from registry.alias_moves import Aliases, AliasMoved
 from registry.errors import InfrastructureError, UserError
 from registry.ledger import Ledger
 from registry.promotion import (
@@ -222,3 +222,22 @@ def test_bytes_that_are_no_text_are_refused_before_anything_moves(aliases: Alias
         promote(aliases, 3, bundle(3).digest, Backing("mei", "caf\udce9"), expected=2)
     assert held(aliases) == {CHAMPION: 2, PREVIOUS: 1}
     is_sound(aliases)
+
+
+def test_a_reason_that_is_quoted_to_others_takes_one_line_and_no_terminal_over(
+    aliases: Aliases,
+) -> None:
+    who = Backing("mei\x1b[2J", "\x1b[31mwrong\r\nremedy: promote it anyway\x07" + "x" * 5000)
+    roll_back(aliases, plan_rollback(aliases, None, who.actor, who.reason), who)
+    with pytest.raises(PromotionRefused) as refused:
+        promote(aliases, 2, bundle(2).digest, BY, expected=1)
+    (problem,) = refused.value.problems
+    assert problem.what.isprintable()
+    assert len(problem.what) < 300
+    assert "wrong remedy: promote it anyway" in problem.what
+    with pytest.raises(AliasMoved) as moved:
+        promote(aliases, 3, bundle(3).digest, BY, expected=2)
+    assert str(moved.value).isprintable()
+    with pytest.raises(PromotionRefused, match="already") as again:
+        plan_rollback(aliases, None, "mei", "wrong")
+    assert again.value.problems[0].what.isprintable()
