@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from registry.alias_moves import LOCK_WAIT
 from registry.bundle import Bundle
@@ -14,6 +16,9 @@ from registry.versions import find_version, register_version
 from tasks.bundles import aliases_of_model, tracker, weights_as_gated
 from tasks.deployables import write_deployables
 from tasks.progress import LOG
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 
 def make_version(
@@ -37,7 +42,7 @@ def make_version(
     aliases = aliases_of_model(model)
     found = find_version(client, model, bundle.digest)
     # A version from before weights were kept in MLflow gets them now.
-    home = str(found.model_id) if found is not None and found.model_id else model_id
+    home = (model_behind(found) if found is not None else None) or model_id
     if not tracker().has_weights(home, bundle.digest):
         weights_as_gated(bundle, f"{model} {outcome.name}")
         with TemporaryDirectory(prefix="pilotage-") as made:
@@ -61,3 +66,12 @@ def make_version(
     point_candidate(aliases, version, bundle.digest, backing)
     LOG.info("%s version %d is %s", model, version, outcome.name)
     return version
+
+
+def model_behind(version: ModelVersion) -> str | None:
+    """Id of the LoggedModel whose files are the version's; None where its source is another folder.
+
+    MLflow 3.17 takes a `model_id` for a version and does not give it back; its source names it.
+    """
+    found = re.search(r"/models/(m-[0-9a-f]{32})/artifacts/?$", version.source or "")
+    return found[1] if found else None
