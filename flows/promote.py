@@ -25,6 +25,7 @@ from registry.promotion import (
     Moved,
     check_alias,
     check_not_rolled_back,
+    check_promotable,
     confirm,
     is_confirmed,
     promote,
@@ -33,6 +34,7 @@ from registry.promotion import (
 from registry.provenance import actor_name
 from registry.versions import CANDIDATE, CHAMPION
 from tasks.bundles import aliases_of_model
+from tasks.champion import check_policy
 from tasks.progress import LOG
 from tasks.promoting import check_recorded, smoke
 from tasks.recorded import Recorded, recorded
@@ -65,6 +67,8 @@ def promote_bundle(request: PromoteRequest) -> AliasOutcome:
         check_recorded(found, request.bundle, state.aliases.get(CHAMPION), policy)
         if found.version is not None:
             check_not_rolled_back(found.model, state, found.version, request.reason)
+        if request.alias == CHAMPION:
+            check_baseline(aliases, found)
     version = found.version
     behind = version is not None and version > (state.aliases.get(CANDIDATE) or 0)
     if version is None or (holder != version and behind):
@@ -109,6 +113,16 @@ def promote_bundle(request: PromoteRequest) -> AliasOutcome:
         finished_at=datetime.now(UTC),
         seconds=round(time.monotonic() - started, 2),
     )
+
+
+def check_baseline(aliases: Aliases, found: Recorded) -> None:
+    """A champion that is there was not promoted by a stricter policy; one that is not was not lost.
+
+    Raises `PromotionRefused`, or `UserError` for a looser policy that nobody owned up to.
+    """
+    state = check_promotable(aliases, first_release=found.facts.first_release)
+    if CHAMPION in state.aliases:
+        check_policy(found.model, state, found.policy)
 
 
 def ask_through(

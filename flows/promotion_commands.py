@@ -9,6 +9,7 @@ import typer
 from flows.console import Json, show
 from flows.prefect_home import prepare_prefect
 from flows.turn_commands import begin
+from registry.alias_moves import shown
 from registry.alias_outcome import AliasOutcome
 
 
@@ -73,10 +74,11 @@ def _text(outcome: AliasOutcome) -> str:
         was = f"version {outcome.before}" if outcome.before is not None else "nothing"
         lines = [f"{where}: {was} -> {now}"]
     for answer in outcome.smoke:
-        said = " ".join(answer.text.split())[:100]
+        said = shown(answer.text, 100)
         lines.append(
             f"asked {answer.reference} (started in {answer.startup_seconds:.1f} s): {said}"
         )
     if outcome.line is not None:
-        lines.append(f"ledger: line {outcome.line}, {outcome.actor}, {outcome.line_hash[:12]}")
+        by = shown(outcome.actor)
+        lines.append(f"ledger: line {outcome.line}, {by}, {outcome.line_hash[:12]}")
     return "\n".join(lines)

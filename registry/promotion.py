@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.alias_moves import Aliases, AliasMoved, State, holder, shown
-from registry.errors import UserError
+from registry.errors import EXIT_REFUSED, UserError
 from registry.ledger import Action, Draft, Entry, Move
 from registry.outcome import Champion
 from registry.tracking import TAG_BUNDLE, asking_mlflow
@@ -129,11 +129,26 @@ def promote(
     return Moved(version, expected, True, entry)
 
 
+class EvidenceRefused(PromotionRefused):
+    """What was recorded of a bundle, or done with it, speaks against promoting it."""
+
+    exit_status = EXIT_REFUSED
+
+
+def promoting_run(state: State, version: int) -> str | None:
+    """MLflow run of the release whose judgement promoted the version last; None: not told."""
+    for entry in reversed(state.entries):
+        move = entry.moves.get(CHAMPION)
+        if entry.action == "promote" and move is not None and move.after == version:
+            return entry.details.get("run")
+    return None
+
+
 def check_not_rolled_back(model: str, state: State, version: int, reason: str = "") -> None:
     """Raises `PromotionRefused`; a reason, given by a person, lifts it."""
     line = rolled_back(state).get(version)
     if line is not None and not reason:
-        raise PromotionRefused.at(
+        raise EvidenceRefused.at(
             f"models:/{model}/{version}",
             f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {shown(line.actor)}: "
             f"{shown(line.reason)}",
@@ -164,14 +179,17 @@ def confirm(aliases: Aliases, moved: Moved, alias: str = CHAMPION) -> None:
 def restore(aliases: Aliases, moved: Moved, actor: str, reason: str) -> Entry | None:
     """Take a promotion back whose alias did not answer: every alias as it was before that line.
 
-    None where the line was no promotion (there is nothing to go back to). Raises `AliasMoved` when
-    somebody moved an alias since.
+    None where the line was no promotion (there is nothing to go back to). `previous` stays where
+    somebody moved it since. Raises `AliasMoved` when the promoted alias was moved since.
     """
     entry = moved.entry
     if entry is None or entry.action != "promote":
         return None
+    now = aliases.settle().aliases
     back = {
-        alias: Move(before=move.after, after=move.before) for alias, move in entry.moves.items()
+        alias: Move(before=move.after, after=move.before)
+        for alias, move in entry.moves.items()
+        if alias != PREVIOUS or now.get(alias) == move.after
     }
     details = {"takes_back": str(entry.sequence)}
     return aliases.move(

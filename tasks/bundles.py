@@ -213,6 +213,9 @@ def _fetch(part: Part, name: str, bundle: Bundle) -> bool:
                 fetched = download_artifacts(
                     f"{source}/{name}", dst_path=str(incoming), tracking_uri=records.uri
                 )
+                if digest_of_folder(Path(fetched)) != part.digest:
+                    where = f"{source}/{name}"
+                    raise UserError.at(where, "is not what was gated", "release it again")
                 with suppress(OSError):  # another process was first
                     Path(fetched).rename(kept)
             finally:

@@ -9,10 +9,11 @@ from prefect import task
 
 from eval_suites.gating import check_not_looser
 from eval_suites.policy import Policy
+from registry.alias_moves import State
 from registry.bundle import Bundle
 from registry.errors import Infeasible, UserError
 from registry.outcome import LoosenedGate
-from registry.promotion import check_promotable
+from registry.promotion import check_promotable, promoting_run
 from registry.provenance import engine_version
 from registry.tracking import asking_mlflow
 from registry.versions import CHAMPION, numbered_version
@@ -48,12 +49,23 @@ def check_registry(model: str, first_release: bool, policy: Policy) -> Incumbent
     number = state.aliases.get(CHAMPION)
     if number is None:
         return Incumbent()
+    return Incumbent(number, check_policy(model, state, policy))
+
+
+def check_policy(model: str, state: State, policy: Policy) -> list[LoosenedGate]:
+    """What the policy asks less of than the one that promoted the champion, each owned up to.
+
+    Raises `UserError` where nobody did.
+    """
+    number = state.aliases[CHAMPION]
     version = numbered_version(tracker().client, model, number)
-    old = recorded_policy(str(version.run_id)) if version is not None else None
+    registered_by = str(version.run_id) if version is not None and version.run_id else None
+    run = promoting_run(state, number) or registered_by
+    old = recorded_policy(run) if run is not None else None
     if old is None:
         LOG.warning("%s version %d: no policy is recorded, so none is compared", model, number)
-        return Incumbent(number)
-    return Incumbent(number, check_not_looser(old, policy))
+        return []
+    return check_not_looser(old, policy)
 
 
 def recorded_policy(run_id: str) -> Policy | None:

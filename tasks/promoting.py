@@ -23,8 +23,8 @@ from registry.draft_binding import acceptance_record, binding_problems
 from registry.errors import EXIT_REFUSED, PilotageError, Problem, UserError
 from registry.evidence import LatencyEvidence, ServingEvidence
 from registry.outcome import Verdict
+from registry.promotion import EvidenceRefused
 from registry.provenance import hardware_fingerprint
-from registry.versions import PromotionRefused
 from tasks.bundles import promoted_bundle, weights_as_gated
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
 from tasks.progress import LOG
@@ -173,7 +173,7 @@ def _draft_problems(found: Recorded) -> list[str]:
 def check_recorded(
     found: Recorded, reference: str, champion: int | None, policy: str | None = None
 ) -> None:
-    """Raises `PromotionRefused` with everything that speaks against the bundle at once."""
+    """Raises `EvidenceRefused` with everything that speaks against the bundle at once."""
     problems = problems_of(
         found,
         hardware=hardware_fingerprint(),
@@ -183,7 +183,7 @@ def check_recorded(
     )
     if problems:
         remedy = f"`pilotage release {found.facts.recipe}`: what still holds is reused"
-        raise PromotionRefused([Problem(f"promote {reference}", one, remedy) for one in problems])
+        raise EvidenceRefused([Problem(f"promote {reference}", one, remedy) for one in problems])
 
 
 # -- the smoke prompt ------------------------------------------------------------------------

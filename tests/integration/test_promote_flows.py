@@ -27,6 +27,7 @@ from tests.pretend_smoke import (
 )
 from tests.promotion_builders import (
     MODEL,
+    POLICY,
     SMOKE,
     facts,
     gate,
@@ -305,3 +306,42 @@ def test_mlflow_away_while_it_is_taken_back_is_no_mere_refusal(
         promoting(f"{MODEL}@2")
     assert held(aliases)[CHAMPION] == 1
     assert actions(aliases)[-1] == "restore"
+
+
+def test_a_policy_looser_than_the_champions_promotes_nothing_by_hand_either(
+    aliases: Aliases, engine: Engine
+) -> None:
+    promoting(candidate(1).digest)
+    run = aliases.ledger.entries(MODEL)[-1].details["run"]
+    tracker().client.log_text(run, json.dumps({"policy": POLICY}), "recipe.json")
+    looser = {**POLICY, "gates": [{**POLICY["gates"][0], "margin": 0.3}]}
+    two, _ = judged(tracker(), 2, told=facts(looser))
+    with pytest.raises(UserError, match=r"hits.*0\.5"):
+        promoting(two.digest)
+    owned = {
+        **looser,
+        "acknowledged": [{"gate": "hits", "owner": "wang", "reason": "new hardware"}],
+    }
+    three, _ = judged(tracker(), 3, told=facts(owned))
+    assert promoting(three.digest).changed
+    assert held(aliases)[CHAMPION] == 2
+
+
+def test_previous_that_was_moved_meanwhile_does_not_hold_up_the_taking_back(
+    aliases: Aliases, engine: Engine
+) -> None:
+    one, two, three = candidate(1), candidate(2), candidate(3)
+    promoting(one.digest)
+    promoting(two.digest)
+
+    def hand(reference: str) -> None:
+        if reference == THROUGH:
+            tracker().client.delete_registered_model_alias(MODEL, PREVIOUS)
+
+    engine.then, engine.raises = hand, {THROUGH: SILENT}
+    with pytest.raises(SmokeFailed):
+        promoting(three.digest)
+    assert held(aliases)[CHAMPION] == 2
+    assert PREVIOUS not in held(aliases)
+    assert actions(aliases)[-2:] == ["adopt", "restore"]
+    is_sound(aliases)
