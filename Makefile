@@ -16,6 +16,7 @@
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
 OTHER := $(if $(CUDA),cpu,cuda)
+JOBS := $(shell nproc)
 VENV := .venv
 VENV_SERVE := .venv-serve
 PY := $(VENV)/bin/python
@@ -56,8 +57,10 @@ $(VENV_SERVE)/.ready-$(KIND): requirements/serve-$(KIND).txt requirements/vllm-c
 demo: env
 	$(VENV)/bin/pilotage release freight_demo
 
+# What times an engine runs alone; the rest shares the cores, one file per process at a time.
 test: env
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not alone" -n $(JOBS) --dist loadfile
+	$(PY) -m pytest -m alone
 
 unit: env
 	$(PY) -m pytest tests/unit

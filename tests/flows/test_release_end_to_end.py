@@ -29,7 +29,7 @@ from tasks.engines.ports import free_port
 RECIPE = "tests/recipes/release_tiny.yaml"
 PILOTAGE = [sys.executable, "-m", "flows.cli"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

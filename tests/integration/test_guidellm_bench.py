@@ -24,6 +24,8 @@ from tasks.engines.guidellm_bench import GuidellmBench
 from tasks.engines.load_generator import Batch, Row, Sent, Traffic
 from tests.mock_server import MockServer, serving
 
+pytestmark = pytest.mark.alone
+
 KEY = "secret-key"
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 8, "seed": 3}
 

@@ -36,6 +36,8 @@ from tasks.engines.vllm_bench import VllmBench
 from tests.mock_server import MockServer, serving
 from tests.unit.load_builders import profile
 
+pytestmark = pytest.mark.alone
+
 OF = Measuring(bundle="", profile="test", hardware="here", engine="mock")
 
 CAPACITY = 20.0

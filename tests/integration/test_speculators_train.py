@@ -33,6 +33,8 @@ from tasks.engines.speculators_train import (
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
 
+pytestmark = pytest.mark.alone
+
 SPECULATIVE_TOKENS = 3
 CITIES = [
     "Berlin",

@@ -25,6 +25,8 @@ import http.server, json, os, signal, subprocess, sys, time
 port, pidfile = int(sys.argv[1]), sys.argv[2]
 engine = '''
 import pathlib, signal, sys, time
+
+pytestmark = pytest.mark.alone
 def refuse(*_):
     pathlib.Path(sys.argv[1] + ".sigterm").write_text(str(time.monotonic()))
 signal.signal(signal.SIGTERM, refuse)

@@ -26,6 +26,8 @@ from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
 
+pytestmark = pytest.mark.alone
+
 Row = dict[str, Any]
 
 

@@ -31,6 +31,8 @@ from tasks.engines.vllm_server import VllmServer
 
 PRETEND = """#!{python}
 import http.server, json, os, sys, time
+
+pytestmark = pytest.mark.alone
 words = sys.argv[1:]
 assert words[:3] == ["-m", "vllm.entrypoints.cli.main", "serve"], words
 port, mode = int(words[words.index("--port") + 1]), os.environ["PRETEND"]
