@@ -20,13 +20,13 @@ from registry.settings import CHECKOUT, settings
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, end_leftovers, run_job, wait_until
 
+pytestmark = pytest.mark.alone
+
 SERVER = """
 import http.server, json, os, signal, subprocess, sys, time
 port, pidfile = int(sys.argv[1]), sys.argv[2]
 engine = '''
 import pathlib, signal, sys, time
-
-pytestmark = pytest.mark.alone
 def refuse(*_):
     pathlib.Path(sys.argv[1] + ".sigterm").write_text(str(time.monotonic()))
 signal.signal(signal.SIGTERM, refuse)

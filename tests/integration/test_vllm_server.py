@@ -29,10 +29,10 @@ from tasks.engines.ports import free_port
 from tasks.engines.subprocesses import run_job, wait_until
 from tasks.engines.vllm_server import VllmServer
 
+pytestmark = pytest.mark.alone
+
 PRETEND = """#!{python}
 import http.server, json, os, sys, time
-
-pytestmark = pytest.mark.alone
 words = sys.argv[1:]
 assert words[:3] == ["-m", "vllm.entrypoints.cli.main", "serve"], words
 port, mode = int(words[words.index("--port") + 1]), os.environ["PRETEND"]
