@@ -37,7 +37,7 @@ from tasks.bundles import aliases_of_model
 from tasks.champion import check_policy
 from tasks.progress import LOG
 from tasks.promoting import check_recorded, smoke
-from tasks.recorded import Recorded, recorded
+from tasks.recorded import Recorded, judged_digest, recorded
 from tasks.registering import make_version
 
 
@@ -168,5 +168,7 @@ def backing_of(found: Recorded, actor: str, reason: str) -> Backing:
             "recipe": found.facts.recipe,
             "release": found.facts.release,
             "run": found.run_id,
+            "logged_model": found.model_id,
+            "judged": judged_digest(found.outcome, found.evidence),
         },
     )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from eval_suites.policy import Policy
 from registry.bundle import Bundle
+from registry.digests import digest_of
 from registry.errors import UserError
 from registry.evidence import SUMMARY, Evidence, ServingEvidence, read_summary
 from registry.outcome import CandidateOutcome
@@ -56,6 +57,11 @@ class Recorded:
     def startup_seconds(self) -> float | None:
         serving = self.evidence.get("serving")
         return serving.startup_seconds if isinstance(serving, ServingEvidence) else None
+
+
+def judged_digest(outcome: CandidateOutcome, evidence: Mapping[str, Evidence]) -> str:
+    """Of verdict, gates and every number of the evidence: a line of the ledger holds it."""
+    return digest_of({"outcome": outcome, "evidence": dict(evidence)})
 
 
 def recorded(reference: str) -> Recorded:
