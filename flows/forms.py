@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from recipes.loader import shipped
+
+Reason = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 
 class ReleaseRequest(BaseModel):
@@ -44,7 +48,7 @@ class PromoteRequest(BaseModel):
         description="A policy that it must have been judged by; empty: the one it was judged by.",
         json_schema_extra={"position": 2},
     )
-    reason: str = Field(
+    reason: Reason = Field(
         default="",
         description="For the ledger; needed for a version that was rolled back.",
         json_schema_extra={"position": 3},
@@ -66,7 +70,7 @@ class RollbackRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(description="Registered model.", json_schema_extra={"position": 0})
-    reason: str = Field(
+    reason: Reason = Field(
         min_length=1, description="Why; it stands in the ledger.", json_schema_extra={"position": 1}
     )
     to: int | None = Field(

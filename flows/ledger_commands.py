@@ -46,8 +46,8 @@ def ledger(
     from registry.ledger_text import export as write
 
     lines = _ledger().entries(_text(model))
-    if not lines and _tags(model) is None:
-        raise _no_such(model)
+    if not lines:
+        _check_that_there_are_none(model)
     if export is not None:
         write(export, lines)
     if as_json:
@@ -56,6 +56,20 @@ def ledger(
         say(as_encodable(f"{export}: {len(lines)} lines of {model}"))
     else:
         say(as_encodable(_table(model, lines)))
+
+
+def _check_that_there_are_none(model: str) -> None:
+    """No line is an answer only where MLflow's anchor does not say that there are some."""
+    from registry.ledger import anchor_of, verify
+
+    tags = _tags(model)
+    if tags is None:
+        raise _no_such(model)
+    broken = verify([], anchor_of(tags, model))
+    if broken is not None:
+        from registry.ledger import LedgerDamaged
+
+        raise LedgerDamaged(f"ledger of {model}", broken)
 
 
 # -- checking --------------------------------------------------------------------------------
@@ -81,7 +95,7 @@ def _verified(model: str, file: Path | None) -> dict[str, Any]:
 
 
 def _stored_check(model: str) -> tuple[Checked, Head | None]:
-    from registry.ledger import anchor_of
+    from registry.ledger import Broken, anchor_of, left_behind
     from registry.ledger_text import Checked, anchor_notes
 
     store = _ledger()
@@ -99,8 +113,12 @@ def _stored_check(model: str) -> tuple[Checked, Head | None]:
             )
         if tags is None:
             raise _no_such(model)
-        anchor = anchor_of(tags, model)
-        broken = store.check(model, anchor)
+        try:
+            anchor = anchor_of(tags, model)
+        except UserError as error:
+            broken = Broken(lines, f"cannot be compared: {error.problems[0].what}")
+        else:
+            broken = store.check(model, anchor) or left_behind(lines, anchor)
     return Checked(lines, broken, [] if broken else anchor_notes(anchor, lines)), anchor
 
 

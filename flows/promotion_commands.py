@@ -11,6 +11,8 @@ from flows.prefect_home import prepare_prefect
 from flows.turn_commands import begin
 from registry.alias_moves import shown
 from registry.alias_outcome import AliasOutcome
+from registry.errors import UserError
+from tasks.bundles import check_text
 
 
 def promote(
@@ -31,6 +33,8 @@ def promote(
     from flows.forms import PromoteRequest
     from flows.promote import promote_bundle
 
+    words = {"BUNDLE": bundle, "--alias": alias, "--reason": reason, "--policy": policy or ""}
+    check_text(words)
     request = PromoteRequest(bundle=bundle, alias=alias, policy=policy, reason=reason)
     _show(promote_bundle(request), as_json)
 
@@ -51,6 +55,9 @@ def rollback(
     from flows.forms import RollbackRequest
     from flows.rollback import roll_back_model
 
+    check_text({"MODEL": model, "--reason": reason})
+    if not reason.strip():
+        raise UserError.at("--reason", "is empty", "say why: it stands in the ledger")
     request = RollbackRequest(model=model, reason=reason, to=to, smoke=smoke)
     _show(roll_back_model(request), as_json)
 

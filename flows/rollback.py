@@ -12,7 +12,7 @@ from prefect import flow
 
 from flows.forms import RollbackRequest
 from registry.alias_outcome import AliasOutcome
-from registry.promotion import Backing, Moved, plan_rollback, roll_back
+from registry.promotion import Backing, Moved, plan_rollback, roll_back, straighten_previous
 from registry.provenance import actor_name
 from registry.versions import CHAMPION
 from tasks.bundles import aliases_of_model
@@ -33,6 +33,7 @@ def roll_back_model(request: RollbackRequest) -> AliasOutcome:
     answers = []
     if plan.done is not None:
         LOG.info("%s@%s is version %d already", request.model, CHAMPION, plan.version)
+        straighten_previous(aliases, plan, Backing(actor, request.reason))
         moved = Moved(plan.version, plan.before, False, plan.done)
     else:
         if request.smoke:

@@ -36,6 +36,7 @@ from registry.ledger import (
     Move,
     aliases_of,
     anchor_of,
+    left_behind,
     verify,
 )
 from registry.tracking import asking_mlflow
@@ -140,15 +141,6 @@ class Aliases:
     def _settled(self, owner: str = "", reason: str = "") -> State:
         found, anchor = self._read()
         entries, broken = self._lines(anchor)
-        behind = len(entries) - (anchor.length if anchor is not None else 0)
-        if broken is None and behind > 1:
-            what = f"is {behind - 1} after what a killed move leaves behind the anchor in MLflow"
-            if anchor is None:
-                what = (
-                    "has no anchor in MLflow: the registered model was deleted or renamed, or its "
-                    f"tags {TAG_HEAD} and {TAG_LENGTH} were removed"
-                )
-            broken = Broken(len(entries), what)
         if broken is not None:
             raise PromotionRefused.at(
                 f"ledger of {self.model}",
@@ -156,7 +148,7 @@ class Aliases:
                 f"compare with an export: `pilotage ledger {self.model} --verify FILE`",
             )
         finished = None
-        if behind == 1:
+        if len(entries) - (anchor.length if anchor is not None else 0) == 1:
             finished = entries[-1]
             self._finish(finished, found, owner)
             found, _ = self._read()
@@ -183,12 +175,16 @@ class Aliases:
         LOG.info("%s: the ledger took over %s", self.model, spelled(odd))
         return State([*entries, entry], found, finished)
 
+    def lines(self) -> tuple[list[Entry], Broken | None]:
+        """The lines, and what is wrong with them beside MLflow's anchor. Changes nothing."""
+        return self._lines(self._read()[1])
+
     def _lines(self, anchor: Head | None) -> tuple[list[Entry], Broken | None]:
         try:
             entries = self.ledger.entries(self.model)
         except LedgerDamaged as damaged:
             return [], damaged.broken
-        return entries, verify(entries, anchor)
+        return entries, verify(entries, anchor) or left_behind(len(entries), anchor)
 
     def _append(self, draft: Draft, head: Head) -> Entry:
         try:

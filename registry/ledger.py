@@ -36,6 +36,7 @@ from registry.ledger_lines import (
     aliases_of,
     anchor_of,
     chained,
+    left_behind,
     misplaced,
     parsed,
     verify,
@@ -60,6 +61,7 @@ __all__ = [
     "Move",
     "aliases_of",
     "anchor_of",
+    "left_behind",
     "verify",
 ]
 

@@ -182,6 +182,26 @@ def verify(entries: Iterable[Entry], anchor: Head | None) -> Broken | None:
     return _first_break(lines, anchor) or damage or _beside_anchor(lines, anchor)
 
 
+def left_behind(lines: int, anchor: Head | None) -> Broken | None:
+    """Where MLflow's anchor is further behind than a killed move leaves it; None: it is not.
+
+    Moves of one model take turns, and each begins by setting the anchor, so one line at most has
+    none yet. Lines without any anchor are those of a model that MLflow does not know any more.
+    """
+    behind = lines - (anchor.length if anchor is not None else 0)
+    if behind <= 1:
+        return None
+    if anchor is None:
+        return Broken(
+            lines,
+            "has no anchor in MLflow: the registered model was deleted or renamed, or its tags "
+            f"{TAG_HEAD} and {TAG_LENGTH} were removed",
+        )
+    return Broken(
+        lines, f"is {behind - 1} after what a killed move leaves behind the anchor in MLflow"
+    )
+
+
 def misplaced(place: int, sequence: int) -> Broken | None:
     """What it means that the line in this place has that number."""
     if sequence == place:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.alias_moves import Aliases, AliasMoved, State, holder, shown
-from registry.errors import EXIT_REFUSED, UserError
+from registry.errors import UserError
 from registry.ledger import Action, Draft, Entry, Move
 from registry.outcome import Champion
 from registry.tracking import TAG_BUNDLE, asking_mlflow
@@ -20,6 +20,7 @@ from registry.versions import (
     CHAMPION,
     PREVIOUS,
     TAG_PROMOTED,
+    NoBaseline,
     PromotionRefused,
     numbered_version,
     versions_with,
@@ -78,7 +79,7 @@ def check_promotable(aliases: Aliases, *, first_release: bool) -> State:
     if not state.entries:
         _refuse_lost_champion(aliases)
     if not first_release:
-        raise PromotionRefused.at(
+        raise NoBaseline.at(
             f"models:/{model}@{CHAMPION}",
             f"registered model {model!r} has no champion, so there is no baseline",
             "for the first release set `promotion.first_release: true` in the release recipe",
@@ -129,12 +130,6 @@ def promote(
     return Moved(version, expected, True, entry)
 
 
-class EvidenceRefused(PromotionRefused):
-    """What was recorded of a bundle, or done with it, speaks against promoting it."""
-
-    exit_status = EXIT_REFUSED
-
-
 def promoting_run(state: State, version: int) -> str | None:
     """MLflow run of the release whose judgement promoted the version last; None: not told."""
     for entry in reversed(state.entries):
@@ -148,7 +143,7 @@ def check_not_rolled_back(model: str, state: State, version: int, reason: str = 
     """Raises `PromotionRefused`; a reason, given by a person, lifts it."""
     line = rolled_back(state).get(version)
     if line is not None and not reason:
-        raise EvidenceRefused.at(
+        raise PromotionRefused.at(
             f"models:/{model}/{version}",
             f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {shown(line.actor)}: "
             f"{shown(line.reason)}",
@@ -250,8 +245,9 @@ def plan_rollback(aliases: Aliases, to: int | None, owner: str, reason: str) -> 
             f"`pilotage promote {model}@{wanted}` asks for its evidence",
         )
     bundle = version.tags.get(TAG_BUNDLE, "")
-    done = last if now == wanted else None
-    return RollbackPlan(wanted, bundle, now, state, done)
+    if now == wanted and last is not None:
+        return RollbackPlan(wanted, bundle, last.moves[CHAMPION].before, state, last)
+    return RollbackPlan(wanted, bundle, now, state)
 
 
 def roll_back(aliases: Aliases, plan: RollbackPlan, backing: Backing) -> Moved:
@@ -265,6 +261,14 @@ def roll_back(aliases: Aliases, plan: RollbackPlan, backing: Backing) -> Moved:
     return Moved(plan.version, plan.before, True, entry)
 
 
+def straighten_previous(aliases: Aliases, plan: RollbackPlan, backing: Backing) -> None:
+    """Where the champion was put back by hand, `previous` still names the same version: mend it."""
+    held = plan.state.aliases.get(PREVIOUS)
+    if held == plan.version:
+        moves = {PREVIOUS: Move(before=held, after=_before(plan.state, CHAMPION, plan.version))}
+        aliases.move(_draft("rollback", moves, plan.bundle, backing))
+
+
 def champions(state: State) -> set[int]:
     """Every version that was champion, but for those whose promotion was taken back."""
     lines = {one.sequence: one for one in state.entries if CHAMPION in one.moves}
@@ -276,13 +280,16 @@ def champions(state: State) -> set[int]:
 
 
 def rolled_back(state: State) -> dict[int, Entry]:
-    """Versions that were rolled back and not promoted since, with the line that did it."""
+    """Versions that a person took out of production, and that were not promoted since, by line.
+
+    By a rollback, or by moving the alias outside and owning up to it.
+    """
     found: dict[int, Entry] = {}
     for entry in state.entries:
         move = entry.moves.get(CHAMPION)
         if move is None:
             continue
-        if entry.action == "rollback" and move.before is not None:
+        if entry.action in ("rollback", "adopt") and move.before is not None:
             found[move.before] = entry
         if move.after is not None:
             found.pop(move.after, None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.errors import InfrastructureError, UserError
+from registry.errors import EXIT_REFUSED, EXIT_USER_ERROR, InfrastructureError, UserError
 from registry.outcome import CandidateOutcome, Verdict
 from registry.tracking import TAG_BUNDLE, TAG_VERDICT, asking_mlflow
 
@@ -35,7 +35,15 @@ _EXISTS_ALREADY = "RESOURCE_ALREADY_EXISTS"
 
 
 class PromotionRefused(UserError):
-    """The registry is in a state in which moving the alias would be a guess."""
+    """Moving the alias would be a guess, or what was recorded speaks against it."""
+
+    exit_status = EXIT_REFUSED
+
+
+class NoBaseline(PromotionRefused):
+    """There is no champion, and the recipe does not say that this is the first release."""
+
+    exit_status = EXIT_USER_ERROR
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -77,7 +78,28 @@ def tracker() -> Tracker:
     return Tracker(settings().tracking_uri, settings().mlartifacts_dir)
 
 
+def check_text(words: Mapping[str, str]) -> None:
+    """Raises `UserError` for a word that is no UTF-8; a terminal hands over whatever it gets."""
+    for where, word in words.items():
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError.at(where, f"{word!a} is no text", "write it in UTF-8") from None
+
+
+def check_model_name(model: str) -> None:
+    """Raises `UserError` for what cannot be a registered model's name."""
+    check_text({"model": model})
+    if not model.strip() or set("/:@") & set(model):
+        raise UserError.at(
+            f"model {model!a}",
+            "is no name of a registered model",
+            "the name alone, without alias or version, e.g. freight-assistant",
+        )
+
+
 def aliases_of_model(model: str) -> Aliases:
+    check_model_name(model)
     return Aliases(tracker().client, Ledger(settings().ledger_uri), model)
 
 
@@ -93,6 +115,7 @@ class Named:
 def version_named(reference: str) -> Named:
     """The version behind MODEL@ALIAS or MODEL@VERSION. Raises `UserError` when there is none."""
     model, _, wanted = reference.partition("@")
+    check_text({"reference": reference})
     if not model or not wanted or set("/:") & set(model):
         raise UserError.at(reference, "is not MODEL@ALIAS", "e.g. freight-assistant@champion")
     database = settings().home / "mlflow.db"

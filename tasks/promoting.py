@@ -5,11 +5,8 @@ Nothing is measured here. `problems_of` says what speaks against a bundle.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from prefect import task
 from pydantic import SecretStr
@@ -23,12 +20,12 @@ from registry.draft_binding import acceptance_record, binding_problems
 from registry.errors import EXIT_REFUSED, PilotageError, Problem, UserError
 from registry.evidence import LatencyEvidence, ServingEvidence
 from registry.outcome import Verdict
-from registry.promotion import EvidenceRefused
 from registry.provenance import hardware_fingerprint
+from registry.versions import PromotionRefused
 from tasks.bundles import promoted_bundle, weights_as_gated
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
 from tasks.progress import LOG
-from tasks.recorded import EVIDENCE, Recorded, recorded
+from tasks.recorded import EVIDENCE, Recorded, no_numbers, not_judged, recorded
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS
 
@@ -69,7 +66,7 @@ def problems_of(
         problems.append(f"its verdict is {outcome.verdict}: {because}")
     elif verdict_of(outcome.gates) is not Verdict.PASS:
         problems.append(f"its gates make {verdict_of(outcome.gates)}, its verdict says PASS")
-    elif left := _not_judged(found):
+    elif left := not_judged(outcome, found.policy, facts.champion):
         problems.append(f"gates of its policy were not judged: {', '.join(left)}")
     if outcome.bundle != digest:
         problems.append(f"the verdict is about bundle {outcome.bundle[:12]}, not {digest[:12]}")
@@ -83,7 +80,7 @@ def problems_of(
     problems += [f"evidence {kind}: {reason}" for kind, reason in found.unreadable.items()]
     problems += _evidence_problems(found, digest, hardware, now)
     for name, record in {"outcome": outcome, **found.evidence}.items():
-        problems += [f"{name}: {place} is no number" for place in _no_numbers(record.model_dump())]
+        problems += [f"{name}: {place} is no number" for place in no_numbers(record.model_dump())]
     expired = sorted(
         f"{gate.name} ({gate.waived.owner}, until {gate.waived.expires})"
         for gate in outcome.gates
@@ -98,29 +95,6 @@ def problems_of(
             f"{holder(champion)}"
         )
     return [*problems, *_draft_problems(found)]
-
-
-def _not_judged(found: Recorded) -> list[str]:
-    """Critical gates without a result. Those against a champion need one."""
-    results = {gate.name for gate in found.outcome.gates}
-    return [
-        gate.name
-        for gate in found.policy.gates
-        if gate.tier == "critical"
-        and gate.name not in results
-        and (gate.reference != "champion" or found.facts.champion is not None)
-    ]
-
-
-def _no_numbers(content: Any, place: str = "") -> Iterator[str]:
-    """Where NaN or infinity stands, which JSON does not have and Python reads all the same."""
-    if isinstance(content, float) and not math.isfinite(content):
-        yield place
-    if isinstance(content, list | tuple):
-        content = dict(enumerate(content))
-    if isinstance(content, dict):
-        for name, part in content.items():
-            yield from _no_numbers(part, f"{place}.{name}" if place else str(name))
 
 
 def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetime) -> list[str]:
@@ -173,7 +147,7 @@ def _draft_problems(found: Recorded) -> list[str]:
 def check_recorded(
     found: Recorded, reference: str, champion: int | None, policy: str | None = None
 ) -> None:
-    """Raises `EvidenceRefused` with everything that speaks against the bundle at once."""
+    """Raises `PromotionRefused` with everything that speaks against the bundle at once."""
     problems = problems_of(
         found,
         hardware=hardware_fingerprint(),
@@ -183,7 +157,7 @@ def check_recorded(
     )
     if problems:
         remedy = f"`pilotage release {found.facts.recipe}`: what still holds is reused"
-        raise EvidenceRefused([Problem(f"promote {reference}", one, remedy) for one in problems])
+        raise PromotionRefused([Problem(f"promote {reference}", one, remedy) for one in problems])
 
 
 # -- the smoke prompt ------------------------------------------------------------------------

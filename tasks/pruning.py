@@ -22,14 +22,15 @@ from pydantic import ValidationError
 
 from registry.bundle import Bundle
 from registry.errors import InfrastructureError, UserError
+from registry.ledger import Entry as LedgerEntry
 from registry.ledger import Ledger
 from registry.lineage import BUNDLE
 from registry.retention import Entry, Kept, Name, Plan, plan
 from registry.settings import settings
 from registry.store import Absent, Store, size_on_disk
 from registry.tracking import TAG_KEY, asking_mlflow
-from registry.versions import TAG_PROMOTED
-from tasks.bundles import tracker
+from registry.versions import TAG_PROMOTED, PromotionRefused
+from tasks.bundles import aliases_of_model, tracker
 from tasks.version_files import VersionFiles, registered_versions
 
 DAYS = 30
@@ -103,7 +104,7 @@ def prune(days: int = DAYS, *, yes: bool = False) -> Pruned:
 
     days: runs and bundles younger than this are referred to. Raises `UserError` where there is
     no registry, `InfrastructureError` where it cannot be asked or another prune is running, and
-    `LedgerDamaged` as reading the ledger does.
+    `PromotionRefused` where a ledger is broken, or shorter than its anchor in MLflow says.
     """
     store = Store(settings().store_dir)
     # Of a database that is lost nobody knows any more what it referred to.
@@ -165,8 +166,7 @@ class _References:
             self._names.add(entry.name)
             self._by_key[entry.key].append(entry.name)
             self._by_digest[entry.digest].append(entry.name)
-        ledger = Ledger(settings().ledger_uri)
-        self._lines = {model: ledger.entries(model) for model in ledger.models()}
+        self._lines = {model: _sound_lines(model) for model in _models()}
 
     def _add(self, names: Iterable[Name], reason: str) -> None:
         for name in names:
@@ -286,14 +286,30 @@ def _alone() -> Iterator[None]:
         lock.release()
 
 
+def _models() -> list[str]:
+    """Every model that MLflow or the ledger knows."""
+    with asking_mlflow("list the registered models"):
+        models = {model.name for model in _pages(tracker().client.search_registered_models)}
+    return sorted({*models, *Ledger(settings().ledger_uri).models()})
+
+
 def _no_alias_moves(held: ExitStack) -> None:
     """Hold every model's lock, so that nothing is promoted between asking and removing."""
-    client = tracker().client
     ledger = Ledger(settings().ledger_uri)
-    with asking_mlflow("list the registered models"):
-        models = {model.name for model in _pages(client.search_registered_models)}
-    for model in sorted({*models, *ledger.models()}):
+    for model in _models():
         held.enter_context(ledger.lock(model, LOCK_WAIT))
+
+
+def _sound_lines(model: str) -> list[LedgerEntry]:
+    """A model's lines. Of a ledger that is cut or changed nobody knows what it referred to."""
+    lines, broken = aliases_of_model(model).lines()
+    if broken is not None:
+        raise PromotionRefused.at(
+            f"ledger of {model}",
+            f"{broken}; nothing is removed until somebody has looked into it",
+            f"compare with an export: `pilotage ledger {model} --verify FILE`",
+        )
+    return lines
 
 
 def _described(entry: Entry) -> dict[str, Any]:

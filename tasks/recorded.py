@@ -6,9 +6,10 @@ A version, or a LoggedModel that passed and is no version yet; all of its JSON f
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,6 +63,29 @@ class Recorded:
 def judged_digest(outcome: CandidateOutcome, evidence: Mapping[str, Evidence]) -> str:
     """Of verdict, gates and every number of the evidence: a line of the ledger holds it."""
     return digest_of({"outcome": outcome, "evidence": dict(evidence)})
+
+
+def not_judged(outcome: CandidateOutcome, policy: Policy, champion: int | None) -> list[str]:
+    """Critical gates without a result. Those against a champion need one."""
+    results = {gate.name for gate in outcome.gates}
+    return [
+        gate.name
+        for gate in policy.gates
+        if gate.tier == "critical"
+        and gate.name not in results
+        and (gate.reference != "champion" or champion is not None)
+    ]
+
+
+def no_numbers(content: Any, place: str = "") -> Iterator[str]:
+    """Where NaN or infinity stands, which JSON does not have and Python reads all the same."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield place
+    if isinstance(content, list | tuple):
+        content = dict(enumerate(content))
+    if isinstance(content, dict):
+        for name, part in content.items():
+            yield from no_numbers(part, f"{place}.{name}" if place else str(name))
 
 
 def recorded(reference: str) -> Recorded:

@@ -28,6 +28,7 @@ from registry.promotion import (
     restore,
     roll_back,
     rolled_back,
+    straighten_previous,
 )
 from registry.tracking import Tracker
 from registry.versions import (
@@ -243,6 +244,11 @@ def test_a_champion_moved_by_hand_stops_promotions_until_somebody_owns_up(
     assert plan.done is not None
     assert (plan.done.action, plan.done.actor) == ("adopt", "mei")
     assert plan.done.moves[CHAMPION].model_dump() == {"before": 2, "after": 1}
+    straighten_previous(aliases, plan, Backing("mei", "2 was wrong about customs"))
+    assert held(aliases) == {CHAMPION: 1}, "not both on 1"
+    # By hand or by us: what a person took out does not come back by itself.
+    with pytest.raises(PromotionRefused, match="2 was wrong about customs"):
+        promote(aliases, 2, bundle(2).digest, BY, expected=1)
     promoted(aliases, 3)
     assert held(aliases) == {CHAMPION: 3, PREVIOUS: 1}
     is_sound(aliases)

@@ -28,7 +28,7 @@ from registry.outcome import CandidateOutcome, Verdict
 from registry.settings import settings
 from registry.store import Store
 from registry.tracking import TAG_KEY, StageRecord, Tracker
-from registry.versions import TAG_PROMOTED, register_version
+from registry.versions import TAG_PROMOTED, PromotionRefused, register_version
 from tasks import pruning
 from tasks.bundles import remember, serve_command, tracker
 from tasks.pruning import prune
@@ -295,9 +295,16 @@ def broken_ledger(line: Line) -> None:
     settings.cache_clear()
 
 
+def ledger_that_lost_its_lines(line: Line) -> None:
+    client = tracker().client
+    client.set_registered_model_tag(MODEL, "pilotage.ledger.head", "a" * 64)
+    client.set_registered_model_tag(MODEL, "pilotage.ledger.length", "1")
+
+
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
+        (ledger_that_lost_its_lines, PromotionRefused),
         (no_database, UserError),
         (broken_database, InfrastructureError),
         (no_server, (InfrastructureError, UserError)),

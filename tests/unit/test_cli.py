@@ -69,6 +69,27 @@ def test_wrong_use_of_the_command_line_is_status_2(home: Path, words: list[str])
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollback", "m", "--reason", ""], "--reason: is empty"),
+        (["rollback", "m", "--reason", "  "], "--reason: is empty"),
+        (["rollback", "m@champion", "--reason", "x"], "is no name of a registered model"),
+        (["rollback", "", "--reason", "x"], "is no name of a registered model"),
+        (["rollback", "a/b", "--reason", "x"], "is no name of a registered model"),
+        (["promote", "fr\udcff"], "BUNDLE: 'fr\\udcff' is no text"),
+        (["promote", "a/b@1"], "is not MODEL@ALIAS"),
+        (["why", "fr\udcff@champion"], "is no text"),
+        (["serve", "fr\udcff@champion", "--print"], "is no text"),
+    ],
+)
+def test_words_that_name_no_model_and_no_reason(home: Path, words: list[str], message: str) -> None:
+    done = pilotage(home, *words)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_missing_serve_environment_names_the_command_that_repairs_it(home: Path) -> None:
     os.environ["PILOTAGE_SERVE_PYTHON"] = str(home / "no" / "python")
     try:

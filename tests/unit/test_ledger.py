@@ -682,12 +682,35 @@ def test_the_database_is_checked_against_the_anchor(told: dict[str, Any]) -> Non
     cut = Shown(MODEL, "--verify", "--json")
     assert cut.status == 10
     assert cut.document["broken"]["line"] == 4
-    told["tags"] = {"pilotage.ledger.length": "1", "pilotage.ledger.head": told["lines"][0].hash}
+    told["tags"] = {"pilotage.ledger.length": "2", "pilotage.ledger.head": told["lines"][1].hash}
     behind = Shown(MODEL, "--verify")
     assert behind.status == 0
-    assert "note: the anchor in MLflow is 2 behind the last line" in behind.text
-    told["tags"] = {}
-    assert "note: checked without an anchor" in Shown(MODEL, "--verify").text
+    assert "note: the anchor in MLflow is 1 behind the last line" in behind.text
+
+
+@pytest.mark.parametrize(
+    ("tags", "what"),
+    [
+        ({"pilotage.ledger.length": "1"}, "is 1 after what a killed move leaves"),
+        ({"pilotage.ledger.length": "abc"}, "are no anchor of a ledger"),
+        (None, "has no anchor in MLflow"),
+    ],
+)
+def test_what_stops_a_promotion_is_no_whole_ledger_here(
+    told: dict[str, Any], tags: dict[str, str] | None, what: str
+) -> None:
+    head = {"pilotage.ledger.head": told["lines"][0].hash}
+    told["tags"] = {} if tags is None else {**head, **tags}
+    checked = Shown(MODEL, "--verify", "--json")
+    assert checked.status == 10
+    assert what in checked.document["broken"]["what"]
+
+
+def test_no_line_where_the_anchor_says_there_are_is_no_answer(told: dict[str, Any]) -> None:
+    change(told["store"], "DROP TABLE pilotage_ledger")
+    shown = Shown(MODEL)
+    assert (shown.status, shown.text) == (10, "")
+    assert "all lines are gone" in str(shown.error)
 
 
 def test_a_changed_row_ends_with_status_10(told: dict[str, Any]) -> None:
