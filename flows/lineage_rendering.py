@@ -42,7 +42,7 @@ def _why_lines(document: Mapping[str, Any]) -> Iterator[str]:
         )
     yield "evidence"
     for kind, one in document["evidence"].items():
-        told = [one.get("engine"), one.get("harness"), one.get("measured_at", "")[:16]]
+        told = [one.get("engine"), one.get("harness"), (one.get("measured_at") or "")[:16]]
         yield f"  {kind:9} {one['digest'][:12]}  {', '.join(filter(None, told))}"
     yield from _load(document["load"])
     serving = document["serving"]

@@ -100,6 +100,21 @@ class Lineage(_Part):
             raise ValueError("a lineage in which something is made of itself")
         return found
 
+    def flaw(self) -> str:
+        """What no collected lineage has, of one that was read from a file; empty: nothing."""
+        for name, node in self.nodes.items():
+            if name != node.id:
+                return f"node {name} is {node.id}"
+        for edge in self.edges:
+            for end in (edge.child, edge.parent):
+                if end not in self.nodes:
+                    return f"an edge names {end}, which is no node"
+        try:
+            self.ordered()
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def prompts_digest(self) -> str:
         """Digests of the prompt sets behind it, comma separated; empty where there is none."""
         return ",".join(sorted({node.digest for node in self.of_kind(PROMPTS)}))

@@ -25,23 +25,58 @@ GATE = {
     "bound": 0.95,
     "opposite_bound": None,
     "margin": 0.9,
+    "candidate": 0.71,
     "n": 2,
     "rate": 4.0,
     "flips": {"gained": 1, "lost": 0, "gained_items": ["e0"], "lost_items": []},
     "waived": None,
     "reason": "0.99 of the teacher's",
 }
+ACCURACY = {
+    "schema_version": 2,
+    "kind": "accuracy",
+    "suite": "wo",
+    "task": "wo",
+    "task_version": "1",
+    "engine": "vllm 0.32.0",
+    "harness": "lm-eval 0.4.13",
+    "items_digest": "e" * 64,
+    "settings": {},
+    "items_asked": 2,
+    "items_scored": 2,
+    "metrics": {"hit_rate": 0.71},
+    "measured_at": "2026-11-30T05:20:00Z",
+    "seconds": 3.5,
+}
 LATENCY = {
     "kind": "latency",
     "profile": "day",
     "hardware": "f00dfeed0000",
+    "engine": "vllm 0.32.0",
+    "harness": "vllm bench serve 0.32.0",
+    "settings": {},
     "measured_at": "2026-11-30T05:28:12Z",
+    "seconds": 30.0,
     "points": [
-        {"rate": rate, "failed": 0, "total": 60, "ttft_ms": {"p50": 12.0, "p99": 20.0 * rate},
-         "acceptance_length": 2.5}
+        {"rate": rate, "achieved_rate": rate, "failed": 0, "total": 60, "ok": 60,
+         "duration_s": 15.0, "ttft_ms": {"p50": 12.0, "p99": 20.0 * rate}, "tpot_ms": {},
+         "itl_ms": {}, "e2el_ms": {}, "output_tokens_per_s": 80.0, "acceptance_length": 2.5}
         for rate in (2.0, 4.0)
     ],
 }  # fmt: skip
+
+
+def outcome_of(made: Release, bundle: Bundle, /, **told: Any) -> dict[str, Any]:
+    """The outcome of a bundle that passed; keywords replace fields."""
+    return {
+        "name": bundle.name,
+        "bundle": bundle.digest,
+        "verdict": "PASS",
+        "reasons": [],
+        "gates": [GATE],
+        "evidence": {kind: made.refs[kind].digest for kind in ("accuracy", "latency")},
+        **told,
+    }
 
 
 def version_of(
@@ -55,17 +90,10 @@ def version_of(
 ) -> SimpleNamespace:
     """A version as MLflow would name it, with its files; `files` replaces some (None: left out)."""
     refs = {kind: made.refs[kind] for kind in ("accuracy", "latency")}
-    outcome = {
-        "name": bundle.name,
-        "bundle": bundle.digest,
-        "verdict": "PASS",
-        "gates": [GATE],
-        "evidence": {kind: ref.digest for kind, ref in refs.items()},
-    }
     documents: dict[str, Any] = {
         "bundle.json": {**bundle.model_dump(mode="json"), "digest": bundle.digest},
-        "outcome.json": outcome,
-        "evidence-accuracy.json": {"kind": "accuracy", "bundle": bundle.digest},
+        "outcome.json": outcome_of(made, bundle),
+        "evidence-accuracy.json": {**ACCURACY, "bundle": bundle.digest},
         "evidence-latency.json": {**LATENCY, "bundle": bundle.digest},
         **({LINEAGE_FILE: lineage_for(bundle, refs).model_dump(mode="json")} if recorded else {}),
         **(files or {}),
@@ -74,8 +102,9 @@ def version_of(
     folder.mkdir(parents=True)
     for name, document in documents.items():
         if document is not None:
-            text = document if isinstance(document, str) else json.dumps(document)
-            (folder / name).write_text(text, encoding="utf-8")
+            content = document if isinstance(document, str | bytes) else json.dumps(document)
+            content = content.encode() if isinstance(content, str) else content
+            (folder / name).write_bytes(content)
     return SimpleNamespace(
         name=MODEL,
         version=str(number),
