@@ -26,6 +26,7 @@ from registry.bundle import Bundle, Part
 from registry.digests import digest_of_file
 from registry.errors import Problem, StageFailed, UserError
 from registry.evidence import LatencyEvidence
+from registry.json_files import json_object
 from registry.lineage import digest_below
 from registry.settings import settings
 from registry.store import MANIFEST
@@ -163,8 +164,8 @@ def folder_problems(draft: Path, target: Path) -> list[str]:
     Of the draft both layouts are known, speculators' and EAGLE's own.
     """
     try:
-        wanted = _DraftShape.read(_json(draft / "config.json"))
-        given = _TargetShape.read(_json(target / "config.json"))
+        wanted = _DraftShape.read(json_object(draft / "config.json"))
+        given = _TargetShape.read(json_object(target / "config.json"))
         return [
             *_shape_problems(wanted, given),
             *_weight_problems(wanted, given, tensors(draft), tensors(target)),
@@ -320,7 +321,7 @@ def _token_table(file: Path) -> Any:
         return None
     if file.name != "tokenizer.json":
         return digest_of_file(file)
-    return {name: part for name, part in _json(file).items() if name not in _NOT_TOKENS}
+    return {name: part for name, part in json_object(file).items() if name not in _NOT_TOKENS}
 
 
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
@@ -330,13 +331,3 @@ def _number(config: dict[str, Any], name: str, default: int | None = None) -> in
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError.at("config.json", f"{name} is {value!r}, not a positive number")
     return value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError.at(path, f"cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError.at(path, "is not a JSON object")
-    return content

@@ -29,6 +29,14 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def tracker(migrated: Path, tmp_path: Path) -> Tracker:
+    """An empty registry beside this test's home."""
+    database = tmp_path / "mlflow.db"
+    shutil.copy(migrated, database)
+    return Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
+
+
+@pytest.fixture
 def engine(migrated: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An empty registry in a home of its own, and what stands for the engine."""
     home.mkdir(exist_ok=True)

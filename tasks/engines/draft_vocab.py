@@ -10,13 +10,12 @@ slower. Source of the rules: `vllm/model_executor/models/llama_eagle3.py` (`comp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from registry.errors import UserError
+from registry.json_files import json_object
 
 REMEDY = "train the draft again; a draft with the target's full vocabulary needs no map"
 
@@ -99,9 +98,9 @@ def check_draft(draft: Path, target: Path) -> None:
     Both are folders in Hugging Face format, the draft in speculators' or EAGLE's own config
     layout. Raises `UserError` with the rule that failed and the first wrong pair.
     """
-    target_config = _json(target / "config.json")
+    target_config = json_object(target / "config.json")
     target_config = target_config.get("text_config", target_config)
-    draft_config = _json(draft / "config.json")
+    draft_config = json_object(draft / "config.json")
     d2t, t2d = read_map(draft)
     target_vocab_size = int(target_config["vocab_size"])
     fault = first_fault(
@@ -123,17 +122,7 @@ def end_of_turn_ids(target: Path) -> list[int]:
     """
     for name in ("generation_config.json", "config.json"):
         path = target / name
-        found = _json(path).get("eos_token_id") if path.exists() else None
+        found = json_object(path).get("eos_token_id") if path.exists() else None
         if found is not None:
             return sorted(found) if isinstance(found, list) else [int(found)]
     raise UserError.at(target, "no eos_token_id in generation_config.json or config.json")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError.at(path, f"cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError.at(path, "is not a JSON object")
-    return content

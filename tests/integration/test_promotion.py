@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +43,7 @@ from registry.versions import (
 )
 from tests.promotion_builders import BY, MODEL, bundle, held, is_sound, passed, promoted, registered
 
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making them takes seconds, copying them does not."""
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    tracker = Tracker(f"sqlite:///{database}", database.parent / "artifacts")
-    assert tracker.client.search_experiments()
-    return database
-
-
-@pytest.fixture
-def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
-    database = tmp_path / "mlflow.db"
-    shutil.copy(migrated, database)
-    yield Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
+pytest_plugins = ["tests.promotion_fixtures"]
 
 
 @pytest.fixture

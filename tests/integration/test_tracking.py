@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,7 @@ MODEL = "support-student"
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making them takes seconds, copying them does not."""
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    tracker = Tracker(f"sqlite:///{database}", database.parent / "artifacts")
-    assert tracker.client.search_experiments()
-    return database
-
-
-@pytest.fixture
-def tracker(migrated: Path, tmp_path: Path) -> Iterator[Tracker]:
-    database = tmp_path / "mlflow.db"
-    shutil.copy(migrated, database)
-    yield Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
+pytest_plugins = ["tests.promotion_fixtures"]
 
 
 def bundle(number: int) -> Bundle:
