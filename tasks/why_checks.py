@@ -149,7 +149,8 @@ def check_judged(
     files: VersionFiles, bundle: Bundle | None, line: Entry | None, tagged: str, findings: Findings
 ) -> Judged:
     """Verdict, gates and evidence, as the promotion read them where its line says from where."""
-    place = _judged_files(files, line, findings)
+    read = _judged_files(files, line, findings)
+    place = read or files
     outcome = findings.read(OUTCOME_FILE, place.read_outcome)
     if outcome is None:
         findings.problems.append("verdict and gates are not known")
@@ -165,14 +166,14 @@ def check_judged(
     evidence, told = _evidence(place, outcome, tagged, findings)
     # What could not be read is a problem already, and has no digest to compare.
     readable = set(outcome.evidence) & set(EVIDENCE) <= set(evidence)
-    recorded = line.details.get("judged") if line is not None else None
+    recorded = line.details.get("judged") if line is not None and read is not None else None
     if recorded and readable and judged_digest(outcome, _all_there(place, evidence)) != recorded:
         findings.problems.append("verdict or evidence were changed since the promotion read them")
     return Judged(place, outcome, evidence, told)
 
 
-def _judged_files(files: VersionFiles, line: Entry | None, findings: Findings) -> ModelFiles:
-    """The LoggedModel that the promotion read: the version's own, or a later judgement's."""
+def _judged_files(files: VersionFiles, line: Entry | None, findings: Findings) -> ModelFiles | None:
+    """What the promotion read: the version's own files or a later judgement's; None: it is gone."""
     from mlflow.exceptions import MlflowException
 
     read = line.details.get("logged_model") if line is not None else None
@@ -189,7 +190,7 @@ def _judged_files(files: VersionFiles, line: Entry | None, findings: Findings) -
                 f"{where} is gone, whose verdict and evidence the promotion read; shown is what "
                 "was judged when the version was made"
             )
-            return files
+            return None
     findings.notes.append(
         f"the promotion read a later judgement than the version's own, {where}; it is shown here"
     )
