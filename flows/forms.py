@@ -42,7 +42,9 @@ class PromoteRequest(BaseModel):
         description="MODEL@candidate, MODEL@VERSION, or the first digits of a bundle's digest.",
         json_schema_extra={"position": 0},
     )
-    alias: str = Field(default="champion", json_schema_extra={"position": 1})
+    alias: str = Field(
+        default="champion", description="The alias to move.", json_schema_extra={"position": 1}
+    )
     policy: str | None = Field(
         default=None,
         description="A policy that it must have been judged by; empty: the one it was judged by.",

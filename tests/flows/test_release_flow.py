@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.testing.utilities import prefect_test_harness
+from pydantic import BaseModel, ValidationError
 
-from flows.forms import ReleaseRequest
+from flows.forms import PromoteRequest, ReleaseRequest, RollbackRequest
 from flows.release import release_model
 from recipes.loader import shipped
 from registry.errors import UserError
@@ -46,3 +47,23 @@ def test_the_form_has_its_fields_in_order_and_offers_the_shipped_recipes() -> No
     assert fields["recipe"]["examples"] == shipped("release")
     assert all(field["description"] for field in fields.values())
     assert release_model.parameters.model_dump()["required"] == ["request"]
+
+
+@pytest.mark.parametrize(
+    ("form", "asked"),
+    [
+        (PromoteRequest, ["bundle", "alias", "policy", "reason", "expected", "actor"]),
+        (RollbackRequest, ["model", "reason", "to", "smoke", "actor"]),
+    ],
+)
+def test_the_forms_of_promotion_ask_in_order_and_say_for_what(
+    form: type[BaseModel], asked: list[str]
+) -> None:
+    fields = form.model_json_schema()["properties"]
+    assert [name for name, _ in sorted(fields.items(), key=lambda f: f[1]["position"])] == asked
+    assert all(field["description"] for field in fields.values())
+
+
+def test_a_rollback_without_a_reason_is_no_request() -> None:
+    with pytest.raises(ValidationError, match="reason"):
+        RollbackRequest(model="freight-assistant", reason="  ")
