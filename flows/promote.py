@@ -10,7 +10,6 @@ says what was decided, a version's tag whether the alias answered after it.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 from prefect import flow
 
@@ -59,10 +58,9 @@ def promote_bundle(request: PromoteRequest) -> AliasOutcome:
     state = aliases.settle()
     holder = state.aliases.get(request.alias)
     expected = holder if request.expected is None else request.expected or None
-    if found.version is None or holder != found.version:
-        aliases.check_holder(state, request.alias, expected)
     actor = request.actor or actor_name()
     if found.version is None or holder != found.version:
+        aliases.check_holder(state, request.alias, expected)
         policy = digest_of(load_policy(request.policy)) if request.policy else None
         check_recorded(found, request.bundle, state.aliases.get(CHAMPION), policy)
         if found.version is not None:
@@ -97,21 +95,14 @@ def promote_bundle(request: PromoteRequest) -> AliasOutcome:
     if not is_confirmed(aliases, moved):
         answers.append(ask_through(aliases, found, request.alias, moved, actor))
         confirm(aliases, moved, request.alias)
-    return AliasOutcome(
-        action="promote",
-        model=found.model,
-        alias=request.alias,
-        version=version,
-        bundle=found.bundle.digest,
-        before=moved.before,
-        changed=moved.changed,
-        line=moved.entry.sequence if moved.entry else None,
-        line_hash=moved.entry.hash if moved.entry else "",
-        actor=moved.entry.actor if moved.entry else "",
-        reason=moved.entry.reason if moved.entry else "",
-        smoke=answers,
-        finished_at=datetime.now(UTC),
-        seconds=round(time.monotonic() - started, 2),
+    return AliasOutcome.of(
+        "promote",
+        found.model,
+        request.alias,
+        found.bundle.digest,
+        moved,
+        answers,
+        time.monotonic() - started,
     )
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.console import Json, show
 from flows.prefect_home import prepare_prefect
 from flows.turn_commands import begin
-from registry.alias_moves import shown
-from registry.alias_outcome import AliasOutcome
 from registry.errors import UserError
-from tasks.bundles import check_text
+
+if TYPE_CHECKING:
+    from registry.alias_outcome import AliasOutcome
 
 
 def promote(
@@ -32,6 +32,7 @@ def promote(
     _begin()
     from flows.forms import PromoteRequest
     from flows.promote import promote_bundle
+    from tasks.bundles import check_text
 
     words = {"BUNDLE": bundle, "--alias": alias, "--reason": reason, "--policy": policy or ""}
     check_text(words)
@@ -54,6 +55,7 @@ def rollback(
     _begin()
     from flows.forms import RollbackRequest
     from flows.rollback import roll_back_model
+    from tasks.bundles import check_text
 
     check_text({"MODEL": model, "--reason": reason})
     if not reason.strip():
@@ -73,6 +75,8 @@ def _show(outcome: AliasOutcome, as_json: bool) -> None:
 
 
 def _text(outcome: AliasOutcome) -> str:
+    from registry.alias_moves import shown
+
     where = f"{outcome.model}@{outcome.alias}"
     now = f"version {outcome.version} (bundle {outcome.bundle[:12]})"
     if not outcome.changed:

@@ -6,7 +6,6 @@ version that was champion ─► weights as gated, smoke prompt ─► line of t
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 from prefect import flow
 
@@ -41,20 +40,12 @@ def roll_back_model(request: RollbackRequest) -> AliasOutcome:
             answers.append(smoke(reference, plan.bundle, smoke_prompt(reference)))
         asked = {"smoke": "answered" if answers else "skipped on request"}
         moved = roll_back(aliases, plan, Backing(actor, request.reason, details=asked))
-    entry = moved.entry
-    return AliasOutcome(
-        action="rollback",
-        model=request.model,
-        alias=CHAMPION,
-        version=moved.version,
-        bundle=plan.bundle,
-        before=moved.before,
-        changed=moved.changed,
-        line=entry.sequence if entry else None,
-        line_hash=entry.hash if entry else "",
-        actor=entry.actor if entry else "",
-        reason=entry.reason if entry else "",
-        smoke=answers,
-        finished_at=datetime.now(UTC),
-        seconds=round(time.monotonic() - started, 2),
+    return AliasOutcome.of(
+        "rollback",
+        request.model,
+        CHAMPION,
+        plan.bundle,
+        moved,
+        answers,
+        time.monotonic() - started,
     )

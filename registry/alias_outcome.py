@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from registry.promotion import Moved
 
 
 class SmokeAnswer(BaseModel):
@@ -44,3 +46,33 @@ class AliasOutcome(BaseModel):
     )
     finished_at: datetime
     seconds: float = Field(ge=0)
+
+    @classmethod
+    def of(
+        cls,
+        action: Literal["promote", "rollback"],
+        model: str,
+        alias: str,
+        bundle: str,
+        moved: Moved,
+        smoke: list[SmokeAnswer],
+        seconds: float,
+    ) -> Self:
+        """What came of a move that was read back."""
+        line = moved.entry
+        return cls(
+            action=action,
+            model=model,
+            alias=alias,
+            version=moved.version,
+            bundle=bundle,
+            before=moved.before,
+            changed=moved.changed,
+            line=line.sequence if line else None,
+            line_hash=line.hash if line else "",
+            actor=line.actor if line else "",
+            reason=line.reason if line else "",
+            smoke=smoke,
+            finished_at=datetime.now(UTC),
+            seconds=round(seconds, 2),
+        )

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -103,6 +103,17 @@ def asking_mlflow(what: str, where: str = "MLflow") -> Iterator[None]:
         ) from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise InfrastructureError(f"{where}: could not {what}: {_first_line(error)}") from error
+
+
+def pages(search: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    """Everything that a search of MLflow's finds, page after page."""
+    token = None
+    while True:
+        page = search(*arguments, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 class Tracker:
@@ -370,28 +381,14 @@ class Tracker:
 
     def _runs(self, experiment: str, condition: str) -> dict[str, tuple[str, str]]:
         """`{stage key: (run id, status)}` of the experiment's runs that meet a condition."""
-        found: dict[str, tuple[str, str]] = {}
-        token = None
-        while True:
-            page = self.client.search_runs([experiment], condition, page_token=token)
-            for run in page:
-                key = run.data.tags.get(TAG_KEY, "")
-                found[key] = (run.info.run_id, run.info.status)
-            token = page.token
-            if not token:
-                return found
+        return {
+            run.data.tags.get(TAG_KEY, ""): (run.info.run_id, run.info.status)
+            for run in pages(self.client.search_runs, [experiment], condition)
+        }
 
     def _models(self, experiment: str, parent: str) -> list[Any]:
-        found: list[Any] = []
-        token = None
-        while True:
-            page = self.client.search_logged_models(
-                [experiment], f"source_run_id = '{parent}'", page_token=token
-            )
-            found += page
-            token = page.token
-            if not token:
-                return found
+        condition = f"source_run_id = '{parent}'"
+        return list(pages(self.client.search_logged_models, [experiment], condition))
 
     def _log(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from registry.errors import EXIT_REFUSED, EXIT_USER_ERROR, InfrastructureError, UserError
 from registry.outcome import CandidateOutcome, Verdict
-from registry.tracking import TAG_BUNDLE, TAG_VERDICT, asking_mlflow
+from registry.tracking import TAG_BUNDLE, TAG_VERDICT, asking_mlflow, pages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -162,14 +162,5 @@ def register_version(
 
 
 def versions_with(client: MlflowClient, model: str, condition: str) -> list[ModelVersion]:
-    found: list[ModelVersion] = []
-    token = None
     with asking_mlflow(f"list the versions of {model}"):
-        while True:
-            page = client.search_model_versions(
-                f"name = '{model}' and {condition}", page_token=token
-            )
-            found += page
-            token = page.token
-            if not token:
-                return found
+        return list(pages(client.search_model_versions, f"name = '{model}' and {condition}"))

@@ -20,12 +20,13 @@ from registry.digests import digest_of_folder
 from registry.errors import UserError
 from registry.ledger import Ledger
 from registry.provenance import engine_version
+from registry.serve_words import served_env
 from registry.settings import settings
 from registry.store import Store
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
 from registry.versions import current_champion, numbered_version
 from registry.whole_files import write_whole
-from tasks.engines.vllm_server import FIXED_ENV, LOOPBACK_ENV, command
+from tasks.engines.vllm_server import command
 from tasks.progress import LOG
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
         bundle.draft.path if bundle.draft else None,
         bundle.num_speculative_tokens or 0,
     )
-    return words, {**LOOPBACK_ENV, **bundle.env, **FIXED_ENV}
+    return words, served_env(bundle.env)
 
 
 def as_served_here(bundle: Bundle, reference: str) -> Bundle:

@@ -28,7 +28,7 @@ from registry.lineage import BUNDLE
 from registry.retention import Entry, Kept, Name, Plan, plan
 from registry.settings import settings
 from registry.store import Absent, Store, size_on_disk
-from registry.tracking import TAG_KEY, asking_mlflow
+from registry.tracking import TAG_KEY, asking_mlflow, pages
 from registry.versions import TAG_PROMOTED, PromotionRefused
 from tasks.bundles import aliases_of_model, tracker
 from tasks.version_files import VersionFiles, registered_versions
@@ -229,8 +229,8 @@ class _References:
         """Stages of releases that were begun or ended since then."""
         client = tracker().client
         with asking_mlflow("list the runs"):
-            experiments = [one.experiment_id for one in _pages(client.search_experiments)]
-            runs = list(_pages(client.search_runs, experiments)) if experiments else []
+            experiments = [one.experiment_id for one in pages(client.search_experiments)]
+            runs = list(pages(client.search_runs, experiments)) if experiments else []
         begun = since.timestamp() * 1000
         recent = {
             run.info.run_id: run.info.run_name
@@ -261,16 +261,6 @@ def _remembered(file: Path) -> Bundle | None:
         return None
 
 
-def _pages(search: Any, *arguments: Any) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(*arguments, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
 @contextmanager
 def _alone() -> Iterator[None]:
     locks = settings().home / "locks"
@@ -289,7 +279,7 @@ def _alone() -> Iterator[None]:
 def _models() -> list[str]:
     """Every model that MLflow or the ledger knows."""
     with asking_mlflow("list the registered models"):
-        models = {model.name for model in _pages(tracker().client.search_registered_models)}
+        models = {model.name for model in pages(tracker().client.search_registered_models)}
     return sorted({*models, *Ledger(settings().ledger_uri).models()})
 
 

@@ -23,7 +23,14 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY, Evidence, ServingEvidence, read_summary
 from registry.outcome import CandidateOutcome
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
-from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, TAG_BUNDLE, TAG_JUDGED, asking_mlflow
+from registry.tracking import (
+    BUNDLE_FILE,
+    OUTCOME_FILE,
+    TAG_BUNDLE,
+    TAG_JUDGED,
+    asking_mlflow,
+    pages,
+)
 from registry.versions import find_version
 from tasks.bundles import FEWEST_DIGITS, tracker, version_named
 
@@ -131,23 +138,17 @@ def _judged(digits: str, model: str | None = None) -> list[LoggedModel]:
     with asking_mlflow(f"look for bundle {digits[:12]}"):
         experiments = [
             one.experiment_id
-            for one in client.search_experiments()
+            for one in pages(client.search_experiments)
             if model is None or one.name == model
         ]
         condition = f"tags.`{TAG_BUNDLE}` = '{digits}'" if len(digits) == WHOLE_DIGEST else None
-        found: list[LoggedModel] = []
-        token = None
-        while experiments:
-            page = client.search_logged_models(experiments, condition, page_token=token)
-            found += [
-                one
-                for one in page
-                if one.tags.get(TAG_BUNDLE, "").startswith(digits) and TAG_JUDGED in one.tags
-            ]
-            token = page.token
-            if not token:
-                break
-        return found
+        if not experiments:
+            return []
+        return [
+            one
+            for one in pages(client.search_logged_models, experiments, condition)
+            if one.tags.get(TAG_BUNDLE, "").startswith(digits) and TAG_JUDGED in one.tags
+        ]
 
 
 def _newest(judged: list[LoggedModel]) -> LoggedModel:

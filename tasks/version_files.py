@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,12 @@ from registry.lineage import LINEAGE_FILE, Edge, Lineage
 from registry.outcome import CandidateOutcome
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.settings import settings
-from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, Tracker, asking_mlflow, quiet_mlflow
+from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, asking_mlflow, pages, quiet_mlflow
+from tasks.bundles import tracker
 from tasks.lineage import lineage_for
 from tasks.recorded import no_numbers
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 
@@ -39,9 +39,11 @@ class Registered(NamedTuple):
 
 def registered_versions() -> list[Registered]:
     """Every version of every registered model, with the aliases that point to it."""
-    client = Tracker(settings().tracking_uri, settings().mlartifacts_dir).client
+    client = tracker().client
     found, held = [], dict[str, dict[str, str]]()
-    for version in _versions(client):
+    with asking_mlflow("list the versions"):
+        versions = list(pages(client.search_model_versions))
+    for version in versions:
         if version.name not in held:
             with asking_mlflow(f"read {version.name}"):
                 # The search leaves the aliases out.
@@ -50,17 +52,6 @@ def registered_versions() -> list[Registered]:
         names = [alias for alias, to in sorted(aliases) if int(to) == int(version.version)]
         found.append(Registered(version, names))
     return sorted(found, key=lambda one: (one.version.name, int(one.version.version)))
-
-
-def _versions(client: MlflowClient) -> Iterator[ModelVersion]:
-    token = None
-    while True:
-        with asking_mlflow("list the versions"):
-            page = client.search_model_versions(page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 class ModelFiles:

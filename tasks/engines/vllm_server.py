@@ -21,9 +21,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
-from registry.serve_words import FIXED_ENV as FIXED_ENV
 from registry.serve_words import FOREIGN_ENV, serve_words, served_env
-from registry.serve_words import LOOPBACK_ENV as LOOPBACK_ENV
 from registry.settings import settings
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, wait_until

@@ -9,21 +9,15 @@ from typing import Any
 
 import pytest
 
-from registry.bundle import Bundle, Part
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome, Verdict
 from registry.tracking import StageRecord, Tracker
+from tests.promotion_builders import MODEL, bundle
 
-MODEL = "support-student"
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 pytest_plugins = ["tests.promotion_fixtures"]
-
-
-def bundle(number: int) -> Bundle:
-    part = Part(stage="quantize", key=f"k{number}", digest=f"d{number}")
-    return Bundle(name=f"c{number}", target=part, engine_version="0.32.0")
 
 
 def passed(number: int) -> CandidateOutcome:
