@@ -146,7 +146,7 @@ def prepare(prompts: int) -> None:
 def stage(url: str, prompts: int, concurrency: int) -> float:
     """The stage as a release runs it. Returns the seconds of its asking alone."""
     from recipes.schema import TeacherRecipe
-    from tasks import stages, teacher_data
+    from tasks import stages, teacher_asking, teacher_data
     from tasks.serving import RemoteTeacher
 
     recipe = TeacherRecipe.model_validate(
@@ -154,14 +154,14 @@ def stage(url: str, prompts: int, concurrency: int) -> float:
          "sampling": SAMPLING, "concurrency": concurrency}
     )  # fmt: skip
     spent: list[float] = []
-    ask_each = teacher_data.ask_each
+    ask_each = teacher_asking.ask_each
 
     def timed(*args: Any, **options: Any) -> None:
         began = time.monotonic()
         ask_each(*args, **options)
         spent.append(time.monotonic() - began)
 
-    teacher_data.ask_each = timed
+    teacher_asking.ask_each = timed
     stages.begin_run(1)
     made = teacher_data.stage(recipe, prompts_stage(prompts), {}, {"url": url})
     ref = teacher_data.generate_teacher_data.fn(made, recipe, RemoteTeacher(recipe))

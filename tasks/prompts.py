@@ -24,14 +24,12 @@ from tasks.prompt_files import (
     PARTS,
     Table,
     all_records,
-    apply_template,
     digest_of_rows,
-    labels_of,
     read_table,
     sift,
-    split,
     write_jsonl,
 )
+from tasks.prompt_split import apply_template, labels_of, split
 from tasks.rejects import REJECTS, Reject, by_kind, check_share, records_of
 from tasks.stages import TASK_OPTIONS, make
 

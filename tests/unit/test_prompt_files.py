@@ -11,13 +11,11 @@ import pytest
 from recipes.schema import ColumnMapping
 from registry.errors import UserError
 from tasks.prompt_files import (
-    apply_template,
     digest_of_rows,
-    labels_of,
     read_records,
     read_rows,
-    split,
 )
+from tasks.prompt_split import apply_template, labels_of, split
 
 ROWS: list[dict[str, Any]] = [
     {"id": "q1", "prompt": "请读出“单号：ＡＢ１２３”。"},

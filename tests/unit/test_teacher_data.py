@@ -9,7 +9,7 @@ import pytest
 
 from registry.errors import StageFailed
 from tasks.engines.openai_chat import ChatResult
-from tasks.teacher_data import account, classify, write_parts
+from tasks.teacher_parts import account, classify, write_parts
 from tasks.teacher_rows import AnswerFile
 
 

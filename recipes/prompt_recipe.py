@@ -1,0 +1,75 @@
+"""Where the business prompts come from, and how they are split into parts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, field_validator
+
+from recipes.written import Written
+
+Part = Literal["train", "calibration", "draft", "eval", "load"]
+
+
+class ColumnMapping(Written):
+    """Which column of the file is what. Columns that are not named are ignored."""
+
+    prompt: str = "prompt"
+    id: str | None = Field(default=None, description="None: numbered in file order.")
+    segment: str | None = None
+    reference: str | None = Field(default=None, description="Column with the right answer.")
+    conversation: str | None = Field(
+        default=None,
+        description="Rows of one conversation depend on each other; gates allow for it.",
+    )
+
+
+class _PartedPrompts(Written):
+    """What all sources of prompts share."""
+
+    sizes: dict[Part, int] = Field(description="Prompts per part; the parts share none.")
+    template: str = Field(
+        default="{prompt}",
+        description="The user message; `{prompt}` and `{labels}` are replaced.",
+    )
+    keep_segments: list[str] = Field(
+        default_factory=list, description="Only these segments; empty: all."
+    )
+
+    @field_validator("sizes")
+    @classmethod
+    def _complete(cls, sizes: dict[Part, int]) -> dict[Part, int]:
+        odd = [part for part in get_args(Part) if sizes.get(part, 0) < 1]
+        if odd:
+            raise ValueError(f"every part needs at least one prompt; missing: {', '.join(odd)}")
+        return sizes
+
+    @field_validator("template")
+    @classmethod
+    def _has_prompt(cls, template: str) -> str:
+        if "{prompt}" not in template:
+            raise ValueError("the template must contain {prompt}")
+        return template
+
+
+class DemoPrompts(_PartedPrompts):
+    """Messages from the seeded generator of a freight company's customers and drivers."""
+
+    source: Literal["demo"]
+
+
+class FilePrompts(_PartedPrompts):
+    """A CSV, JSONL or Parquet file of the user's own, split by segment into five parts."""
+
+    source: Literal["file"]
+    path: str = Field(min_length=1)
+    mapping: ColumnMapping = ColumnMapping()
+    max_reject_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="More bad rows than this: refused. Fewer are left out, into rejects.jsonl.",
+    )
+
+
+Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]

@@ -1,0 +1,43 @@
+"""kind: serve."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from recipes.serve_rules import argument_problems, variable_problems
+from recipes.written import Written
+from registry.digests import canonical_json
+
+
+class ServeRecipe(Written):
+    """kind: serve. The engine and its arguments in production; they are part of the bundle."""
+
+    kind: Literal["serve"]
+    description: str
+    engine: Literal["vllm"] = "vllm"
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="`vllm serve` arguments by their own names."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Engine environment variables.")
+
+    @field_validator("engine_args")
+    @classmethod
+    def _within_the_digest(cls, args: dict[str, Any]) -> dict[str, Any]:
+        problems = argument_problems(args)
+        if problems:
+            raise ValueError("; ".join(problems))
+        try:
+            canonical_json(args)
+        except TypeError as error:
+            raise ValueError(f"cannot be written as JSON: {error}") from None
+        return args
+
+    @field_validator("env")
+    @classmethod
+    def _no_redirection(cls, env: dict[str, str]) -> dict[str, str]:
+        problems = variable_problems(env)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return env
