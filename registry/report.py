@@ -38,6 +38,7 @@ from registry.report_latency import (
 )
 from registry.report_steps import steps_table
 from registry.settings import settings
+from registry.stage_pages import StagePage
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -113,6 +114,9 @@ class ReportDetails(Detail):
         default="", repr=False, description="A picture as SVG text, made by us; not escaped."
     )
     ledger: list[str] = Field(default_factory=list, description="Alias moves, one line each.")
+    stage_pages: list[StagePage] = Field(
+        default_factory=list, description="What stages say of themselves, in their order."
+    )
     waivers: list[WaiverShown] = Field(default_factory=list)
     loosened: list[LoosenedGate] = Field(default_factory=list)
     notes: list[str] = Field(

@@ -32,6 +32,7 @@ from registry.provenance import provenance
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.report import report_path, write_report
 from registry.settings import settings
+from registry.stage_pages import StagePage, page_of, texts_of
 from registry.store import Absent
 from registry.tracking import StageRecord
 from registry.versions import CHAMPION, PREVIOUS
@@ -262,6 +263,7 @@ def conclude(
         plots,
         lineage_svg=lineage_picture(shown_in_lineage(outcome, measured)),
         ledger=[told(entry) for entry in state.entries[-LEDGER_LINES:]],
+        stage_pages=stage_pages(todo),
     )
     outcome = outcome.model_copy(update={"report": report_path(outcome)})
     report = write_report(outcome, details)
@@ -275,6 +277,13 @@ def conclude(
     for key in ("summary", "gates"):
         show_in_prefect(key, texts[f"{key}.md"], outcome.release)
     return outcome
+
+
+def stage_pages(todo: ReleasePlan) -> list[StagePage]:
+    """What the stages that were made say of themselves."""
+    made = [stage for stage in todo.stages() if is_made(stage)]
+    pages = [page_of(stage.title, artifact_of(stage).path) for stage in made]
+    return [page for page in pages if page is not None]
 
 
 def shown_in_lineage(outcome: ReleaseOutcome, measured: Sequence[Measured]) -> Measured | None:
@@ -340,6 +349,7 @@ def stage_record(stage: Stage) -> StageRecord:
             "config.json": json.dumps(stage.config, indent=1, ensure_ascii=False),
             "summary.json": json.dumps(ref.summary, indent=1, ensure_ascii=False),
             "parents.json": json.dumps(manifest.parents, indent=1),
+            **texts_of(ref.path),
         },
     )
 

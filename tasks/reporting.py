@@ -15,6 +15,7 @@ from registry.outcome import GateResult, ReleaseOutcome, Verdict
 from registry.provenance import provenance
 from registry.report import Example, ReferenceFigures, ReportDetails, Response
 from registry.report_flips import FlippedItem, FlipTexts
+from registry.stage_pages import StagePage
 from registry.versions import CHAMPION
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
@@ -35,6 +36,7 @@ def report_details(
     plots: Plots,
     lineage_svg: str = "",
     ledger: Sequence[str] = (),
+    stage_pages: Sequence[StagePage] = (),
 ) -> ReportDetails:
     """Read the evidence of everybody who was measured; `everyone` is by name, the teacher first.
 
@@ -89,6 +91,7 @@ def report_details(
         flips=flip_texts(todo, tables, outcome),
         lineage_svg=lineage_svg,
         ledger=list(ledger),
+        stage_pages=list(stage_pages),
         environments=environments(),
         waivers=outcome.waivers,
         loosened=outcome.loosened,
