@@ -24,8 +24,9 @@ from registry.provenance import hardware_fingerprint
 from registry.versions import PromotionRefused
 from tasks.bundles import promoted_bundle, weights_as_gated
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
+from tasks.logged_files import no_numbers
 from tasks.progress import LOG
-from tasks.recorded import EVIDENCE, Recorded, no_numbers, not_judged, recorded
+from tasks.recorded import EVIDENCE, Recorded, not_judged, recorded
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS
 

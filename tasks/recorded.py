@@ -5,22 +5,16 @@ A version, or a LoggedModel that passed and is no version yet; all of its JSON f
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, TypeVar
 
 from eval_suites.policy import Policy
 from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.evidence import SUMMARY, Evidence, ServingEvidence, read_summary
+from registry.evidence import Evidence, ServingEvidence
 from registry.outcome import CandidateOutcome
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.tracking import (
@@ -33,6 +27,7 @@ from registry.tracking import (
 )
 from registry.versions import find_version
 from tasks.bundles import FEWEST_DIGITS, tracker, version_named
+from tasks.logged_files import ModelFiles
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -40,7 +35,9 @@ if TYPE_CHECKING:
 EVIDENCE = ("accuracy", "latency", "serving")
 WHOLE_DIGEST = 64
 
-Model = TypeVar("Model", bound=BaseModel)
+WRITTEN_ANEW = "release again: it is written anew"
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -82,17 +79,6 @@ def not_judged(outcome: CandidateOutcome, policy: Policy, champion: int | None) 
         and gate.name not in results
         and (gate.reference != "champion" or champion is not None)
     ]
-
-
-def no_numbers(content: Any, place: str = "") -> Iterator[str]:
-    """Where NaN or infinity stands, which JSON does not have and Python reads all the same."""
-    if isinstance(content, float) and not math.isfinite(content):
-        yield place
-    if isinstance(content, list | tuple):
-        content = dict(enumerate(content))
-    if isinstance(content, dict):
-        for name, part in content.items():
-            yield from no_numbers(part, f"{place}.{name}" if place else str(name))
 
 
 def recorded(reference: str) -> Recorded:
@@ -157,81 +143,45 @@ def _newest(judged: list[LoggedModel]) -> LoggedModel:
 
 def _read(logged: LoggedModel, model: str, version: int | None) -> Recorded:
     where = f"models:/{logged.model_id}"
-    with tempfile.TemporaryDirectory(prefix="pilotage-") as folder:
-        files = _download(logged, Path(folder))
-        document = _json(files, BUNDLE_FILE, where)
-        document.pop("digest", None)
-        bundle = _parsed(Bundle, document, f"{where}/{BUNDLE_FILE}")
-        if bundle.digest != logged.tags[TAG_BUNDLE]:
-            raise UserError.at(
-                f"{where}/{BUNDLE_FILE}",
-                f"is bundle {bundle.digest[:12]}, recorded as {logged.tags[TAG_BUNDLE][:12]}",
-                "release again: it is written anew",
-            )
-        facts = _parsed(ReleaseFacts, _json(files, RELEASE_FILE, where), f"{where}/{RELEASE_FILE}")
-        _parsed(Policy, facts.policy, f"{where}/{RELEASE_FILE}: policy")
-        evidence: dict[str, Evidence] = {}
-        unreadable: dict[str, str] = {}
-        for kind in EVIDENCE:
-            file = files.get(f"evidence-{kind}.json")
-            if file is None:
-                continue
-            place = Path(folder) / kind
-            place.mkdir()
-            (place / SUMMARY).write_bytes(file.read_bytes())
-            try:
-                evidence[kind] = read_summary(place)
-            except UserError as error:
-                unreadable[kind] = error.problems[0].what
-        return Recorded(
-            model=model,
-            version=version,
-            model_id=str(logged.model_id),
-            run_id=str(logged.source_run_id),
-            bundle=bundle,
-            outcome=_parsed(
-                CandidateOutcome, _json(files, OUTCOME_FILE, where), f"{where}/{OUTCOME_FILE}"
-            ),
-            facts=facts,
-            evidence=evidence,
-            unreadable=unreadable,
+    files = ModelFiles(str(logged.artifact_location), where)
+    bundle, _ = _needed(where, BUNDLE_FILE, files.read_bundle)
+    if bundle.digest != logged.tags[TAG_BUNDLE]:
+        raise UserError.at(
+            f"{where}/{BUNDLE_FILE}",
+            f"is bundle {bundle.digest[:12]}, recorded as {logged.tags[TAG_BUNDLE][:12]}",
+            WRITTEN_ANEW,
         )
+    facts, _ = _needed(where, RELEASE_FILE, files.read_facts)
+    outcome = _needed(where, OUTCOME_FILE, files.read_outcome)
+    evidence: dict[str, Evidence] = {}
+    unreadable: dict[str, str] = {}
+    for kind in EVIDENCE:
+        try:
+            found = files.read_evidence(kind)
+        except ValueError as error:
+            unreadable[kind] = str(error)
+        else:
+            if found is not None:
+                evidence[kind] = found
+    return Recorded(
+        model=model,
+        version=version,
+        model_id=str(logged.model_id),
+        run_id=str(logged.source_run_id),
+        bundle=bundle,
+        outcome=outcome,
+        facts=facts,
+        evidence=evidence,
+        unreadable=unreadable,
+    )
 
 
-def _download(logged: LoggedModel, folder: Path) -> dict[str, Path]:
-    """The JSON files of a LoggedModel by name; its weights are left where they are."""
-    from mlflow.artifacts import download_artifacts, list_artifacts
-
-    uri = tracker().uri
-    with asking_mlflow(f"read models:/{logged.model_id}"):
-        source = str(logged.artifact_location).rstrip("/")
-        found = list_artifacts(source, tracking_uri=uri)
-        # Paths begin at the folder above.
-        names = [PurePosixPath(one.path).name for one in found if not one.is_dir]
-        return {
-            name: Path(
-                download_artifacts(f"{source}/{name}", dst_path=str(folder), tracking_uri=uri)
-            )
-            for name in names
-            if name.endswith(".json")
-        }
-
-
-def _json(files: Mapping[str, Path], name: str, where: str) -> dict[str, Any]:
+def _needed(where: str, name: str, read: Callable[[], Found | None]) -> Found:
+    """What `read` finds in a file that a promotion cannot do without."""
     try:
-        content = json.loads(files[name].read_text(encoding="utf-8"))
-    except (KeyError, ValueError) as error:
-        what = "is missing" if isinstance(error, KeyError) else f"cannot be read: {error}"
-        raise UserError.at(f"{where}/{name}", what, "release again: it is written anew") from None
-    if not isinstance(content, dict):
-        raise UserError.at(f"{where}/{name}", "is no JSON object", "release again")
-    return content
-
-
-def _parsed(kind: type[Model], document: Any, where: str) -> Model:
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError.at(f"{where}: {place}", first["msg"], "release again") from None
+        found = read()
+    except ValueError as error:
+        raise UserError.at(f"{where}/{name}", str(error), WRITTEN_ANEW) from None
+    if found is None:
+        raise UserError.at(f"{where}/{name}", "is missing", WRITTEN_ANEW)
+    return found

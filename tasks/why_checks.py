@@ -32,9 +32,10 @@ from registry.tracking import BUNDLE_FILE, OUTCOME_FILE, asking_mlflow
 from registry.versions import CHAMPION, PREVIOUS
 from tasks.bundles import tracker
 from tasks.lineage import lineage_for
+from tasks.logged_files import ModelFiles
 from tasks.recorded import EVIDENCE, judged_digest, not_judged
 from tasks.registering import model_behind
-from tasks.version_files import ModelFiles, VersionFiles, with_evidence
+from tasks.version_files import VersionFiles, with_evidence
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
