@@ -12,13 +12,15 @@ from pydantic import SecretStr
 
 from recipes.schema import TeacherRecipe
 from registry.errors import InfrastructureError, Problem, UserError
-from tasks.conversations import messages_of
+from tasks.conversations import messages_of, tools_of
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
 from tasks.progress import LOG
 from tasks.serving import Served
 from tasks.teacher_rows import AnswerFile
 
 PARTS = ("train", "calibration")
+
+NONE_LEFT = (-1, -1)
 
 UNANSWERED_IN_A_ROW = 16
 """So many rows (or `concurrency`) without an answer, and none answered between: an outage."""
@@ -35,36 +37,33 @@ def asked_rows(prompts: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def ask_missing(
     prompts: Path, answers: AnswerFile, total: int, recipe: TeacherRecipe, served: Served
 ) -> None:
-    """Ask for every row that has no answer.
+    """Ask for every sample of every row that has no answer.
 
     Raises `InfrastructureError` where one stays without, and `UserError` where the token budget
     is spent before. What was answered is kept: another try asks for the others only.
     """
     missing = answers.count_missing()
+    wanted_in_all = total * recipe.samples
+    of_what = "prompts" if recipe.samples == 1 else "samples"
     if not missing:
         return
     if problem := budget_problem(answers, recipe):
         raise UserError(problem)
-    if missing < total:
-        LOG.info("%d of %d answers are there from an earlier run", total - missing, total)
+    if there := wanted_in_all - missing:
+        LOG.info("%d of %d answers are there from an earlier run", there, wanted_in_all)
     pending: list[ChatResult] = []
     in_a_row = 0
     limit = max(UNANSWERED_IN_A_ROW, recipe.concurrency)
 
     def requests() -> Iterator[ChatRequest]:
         wanted = answers.missing()
-        next_wanted = next(wanted, None)
-        for number, (_, row) in enumerate(asked_rows(prompts)):
-            if number != next_wanted:
-                continue
-            if in_a_row >= limit or budget_problem(answers, recipe):
-                return
-            yield ChatRequest(
-                id=str(number),
-                messages=messages_of(row),
-                sampling=recipe.sampling,
-            )
-            next_wanted = next(wanted, None)
+        row, sample = next(wanted, NONE_LEFT)
+        for number, (_, content) in enumerate(asked_rows(prompts)):
+            while number == row:
+                if in_a_row >= limit or budget_problem(answers, recipe):
+                    return
+                yield request_for(content, row, sample, recipe)
+                row, sample = next(wanted, NONE_LEFT)
 
     def keep(result: ChatResult) -> None:
         nonlocal in_a_row
@@ -74,7 +73,8 @@ def ask_missing(
                 pending.append(result)
         else:
             in_a_row = 0
-            answers.add(int(result.id), result)
+            row, sample = map(int, result.id.split())
+            answers.add(row, result, sample)
 
     server = served.server
     ask_each(
@@ -91,11 +91,47 @@ def ask_missing(
     if answers.count_missing() and (problem := budget_problem(answers, recipe)):
         raise UserError(problem)
     if pending:
-        first = next(islice(asked_rows(prompts), int(pending[0].id), None))[1]["id"]
+        row = int(pending[0].id.split()[0])
+        first = next(islice(asked_rows(prompts), row, None))[1]["id"]
         raise InfrastructureError(
-            f"{answers.count_missing()} of {total} prompts got no answer; "
+            f"{answers.count_missing()} of {wanted_in_all} {of_what} got no answer; "
             f"{first}: {pending[0].reason}"
         )
+
+
+def request_for(
+    content: dict[str, Any], row: int, sample: int, recipe: TeacherRecipe
+) -> ChatRequest:
+    """What the teacher is asked for one sample of a row; it is named by both numbers."""
+    sampling = recipe.sampling
+    if sampling.seed is not None:
+        sampling = sampling.model_copy(update={"seed": sampling.seed + sample})
+    return ChatRequest(
+        id=f"{row} {sample}",
+        messages=in_context(messages_of(content), recipe.context),
+        sampling=sampling,
+        tools=tools_of(content),
+    )
+
+
+def in_context(messages: list[dict[str, Any]], context: str | None) -> list[dict[str, Any]]:
+    """`messages` with the teacher's own system prompt first.
+
+    A conversation that has a system prompt gets one of both, the teacher's first: many chat
+    templates take a single one only, and refuse or drop a second.
+    """
+    if context is None:
+        return messages
+    first = messages[0]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": context}, *messages]
+    own = first["content"]
+    both = (
+        f"{context}\n\n{own}"
+        if isinstance(own, str)
+        else [{"type": "text", "text": f"{context}\n\n"}, *own]
+    )
+    return [{**first, "content": both}, *messages[1:]]
 
 
 def budget_problem(answers: AnswerFile, recipe: TeacherRecipe) -> Problem | None:

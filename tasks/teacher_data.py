@@ -26,7 +26,7 @@ from tasks.teacher_asking import ask_missing, asked_rows
 from tasks.teacher_parts import account, write_parts
 from tasks.teacher_rows import ANSWERS, AnswerFile, held, remove, work_folder
 
-VERSION = 1
+VERSION = 2
 
 
 def stage(
@@ -39,7 +39,7 @@ def stage(
         config={
             **recipe.model_dump(
                 mode="json",
-                include={"sampling", "max_truncated_share"},
+                include={"sampling", "samples", "context", "max_truncated_share"},
             ),
             "engine": config,
         },
@@ -56,7 +56,7 @@ def generate_teacher_data(stage: Stage, recipe: TeacherRecipe, served: Served) -
 
     def produce(folder: Path) -> dict[str, Any]:
         total = sum(1 for _ in asked_rows(prompts.path))
-        with held(work), AnswerFile(work / ANSWERS, total) as answers:
+        with held(work), AnswerFile(work / ANSWERS, total, recipe.samples) as answers:
             ask_missing(prompts.path, answers, total, recipe, served)
             try:
                 results = write_parts(folder, prompts.path, answers)

@@ -1,10 +1,11 @@
 """The teacher's answers while they come: appended to a file, so that a kill loses none of them.
 
-    <home>/bench/answers-<key>/answers.jsonl    {"row": number, ...the result...}, in any order
+    <home>/bench/answers-<key>/answers.jsonl
+        {"row": number, "sample": number, ...the result...}, in any order
 
-In memory is one number a row: where its line begins. The folder is named by all that decides an
-answer (prompts, sampling, engine) and nothing else, so a higher `max_truncated_share` asks
-nothing again.
+In memory is one number an answer: where its line begins. The folder is named by all that decides
+an answer (`DECIDES`, the prompts, what serves) and nothing else, so a higher
+`max_truncated_share` asks nothing again.
 """
 
 from __future__ import annotations
@@ -31,24 +32,29 @@ from tasks.progress import LOG
 ANSWERS = "answers.jsonl"
 ABSENT = -1
 
+DECIDES = ("sampling", "samples", "context", "engine")
+"""Of the stage's config: what is sent, how often, and to whom. The rest judges the answers."""
+
 SYNC_SECONDS = 1.0
 """A loss of power costs at most the answers of so long; a kill costs none that is written."""
 
 
 class AnswerFile:
-    """Results by row number (0 to `rows` - 1). What an earlier process wrote is there again.
+    """`samples` results of each row (0 to `rows` - 1); those of an earlier process are there again.
 
     Only answers count as there: a row that the server rejected is asked again by the next
     process, since a key or a model's name may have been put right.
     """
 
-    def __init__(self, path: Path, rows: int) -> None:
+    def __init__(self, path: Path, rows: int, samples: int = 1) -> None:
         self.path = path
-        self.tokens = 0
-        """Prompt and completion tokens of all answers, as the server counted them."""
+        self.samples = samples
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        """Of all answers, as the server counted them."""
         self.uncounted = 0
         """Answers for which it did not."""
-        self._places = array("q", [ABSENT]) * rows
+        self._places = array("q", [ABSENT]) * (rows * samples)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._out = path.open("ab")
         self._end = self._read_again()
@@ -69,36 +75,53 @@ class AnswerFile:
             self._out.flush()
             os.fsync(self._out.fileno())
 
-    def missing(self) -> Iterator[int]:
-        """Rows without an answer, in order; looked up when they are taken."""
-        return (row for row, place in enumerate(self._places) if place == ABSENT)
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def missing(self) -> Iterator[tuple[int, int]]:
+        """Row and sample of what has no answer, in order; looked up when they are taken."""
+        return (
+            divmod(number, self.samples)
+            for number, place in enumerate(self._places)
+            if place == ABSENT
+        )
 
     def count_missing(self) -> int:
         return self._places.count(ABSENT)
 
-    def add(self, row: int, result: ChatResult) -> None:
+    def add(self, row: int, result: ChatResult, sample: int = 0) -> None:
         """Write one result. It is the kernel's when this returns, and on the disk soon."""
-        line = json.dumps({"row": row, **result.model_dump()}).encode("ascii") + b"\n"
+        content = {"row": row, "sample": sample, **result.model_dump()}
+        line = json.dumps(content).encode("ascii") + b"\n"
         self._out.write(line)
         self._out.flush()
-        self._note(row, result, self._end)
+        self._note(row, sample, result, self._end)
         self._end += len(line)
         if time.monotonic() - self._synced_at > SYNC_SECONDS:
             os.fsync(self._out.fileno())
             self._synced_at = time.monotonic()
 
-    def get(self, row: int) -> ChatResult | None:
-        place = self._places[row]
+    def get(self, row: int, sample: int = 0) -> ChatResult | None:
+        place = self._places[row * self.samples + sample]
         if place == ABSENT:
             return None
         self._in.seek(place)
-        return _parsed(self._in.readline())[1]
+        return _parsed(self._in.readline())[2]
 
-    def _note(self, row: int, result: ChatResult, place: int) -> None:
-        self._places[row] = place
+    def samples_of(self, row: int) -> list[ChatResult]:
+        """All answers to a row, by sample number; those that are missing are left out."""
+        found = (self.get(row, sample) for sample in range(self.samples))
+        return [result for result in found if result is not None]
+
+    def _note(self, row: int, sample: int, result: ChatResult, place: int) -> None:
+        if not 0 <= sample < self.samples or row < 0:
+            raise LookupError(f"row {row}, sample {sample}")
+        self._places[row * self.samples + sample] = place
         if result.state == "done" and None in (result.prompt_tokens, result.completion_tokens):
             self.uncounted += 1
-        self.tokens += (result.prompt_tokens or 0) + (result.completion_tokens or 0)
+        self.prompt_tokens += result.prompt_tokens or 0
+        self.completion_tokens += result.completion_tokens or 0
 
     def _read_again(self) -> int:
         """Where the next line begins, after what was kept; half a line at the end is cut off."""
@@ -108,9 +131,9 @@ class AnswerFile:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    row, result = _parsed(line)
+                    row, sample, result = _parsed(line)
                     if result.state == "done":
-                        self._note(row, result, end)
+                        self._note(row, sample, result, end)
                 except (ValueError, LookupError, TypeError):
                     # A loss of power may leave blocks of zeros: that row is asked again.
                     LOG.warning("%s: an answer cannot be read and is asked for again", self.path)
@@ -119,9 +142,9 @@ class AnswerFile:
         return end
 
 
-def _parsed(line: bytes) -> tuple[int, ChatResult]:
+def _parsed(line: bytes) -> tuple[int, int, ChatResult]:
     content = json.loads(line)
-    return content.pop("row"), ChatResult.model_validate(content)
+    return content.pop("row"), content.pop("sample"), ChatResult.model_validate(content)
 
 
 # -- the folder ------------------------------------------------------------------------------
@@ -129,7 +152,7 @@ def _parsed(line: bytes) -> tuple[int, ChatResult]:
 
 def work_folder(stage: Stage, prompts_digest: str) -> Path:
     """Where the answers of a stage lie until the store has them."""
-    config = {name: value for name, value in stage.config.items() if name != "max_truncated_share"}
+    config = {name: stage.config[name] for name in DECIDES if name in stage.config}
     decides = stage.model_copy(
         update={"config": config, "inputs": {**stage.inputs, "prompts": prompts_digest}}
     )

@@ -50,6 +50,7 @@ class ChatRequest(BaseModel):
     id: str
     messages: list[dict[str, Any]]
     sampling: Sampling
+    tools: list[dict[str, Any]] = Field(default=[], description="Sent where there are any.")
 
 
 class ChatResult(BaseModel):
@@ -58,6 +59,9 @@ class ChatResult(BaseModel):
     id: str
     state: Literal["done", "rejected", "pending"]
     text: str = ""
+    reasoning: str = Field(default="", description="What it thought, apart from the answer.")
+    refusal: str = Field(default="", description="What OpenAI sends instead of a content.")
+    tool_calls: list[dict[str, Any]] = Field(default=[], description="As sent.")
     finish_reason: str | None = Field(default=None, description="As sent; None stays None.")
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -259,6 +263,8 @@ class _Asker:
     ) -> ChatResult:
         sampling = request.sampling.model_dump(exclude_none=True)
         body = {"model": replica.endpoint.model, "messages": request.messages, **sampling}
+        if request.tools:
+            body["tools"] = request.tools
         try:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(replica.url, json=body, headers=replica.headers)
@@ -302,7 +308,11 @@ def _clean(text: str, replica: Replica) -> str:
 
 
 def _answer(request_id: str, response: httpx.Response, attempts: int) -> ChatResult:
-    """The answer in a 200; raises `_Retry` when there is none in it."""
+    """The answer in a 200; raises `_Retry` when there is none in it.
+
+    No content is an answer too where something else was said: a tool call, a refusal, reasoning
+    that used up the tokens, or a finish reason which tells why there is none.
+    """
     try:
         content = response.json()
     except ValueError:
@@ -311,23 +321,43 @@ def _answer(request_id: str, response: httpx.Response, attempts: int) -> ChatRes
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise _Retry("HTTP 200, but the answer has no choices")
     message = choices[0].get("message")
-    text = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(text, str):
-        raise _Retry("HTTP 200, but the answer has no content")
-    if not _is_unicode(text):
-        raise _Rejected("HTTP 200, but the answer holds half of a surrogate pair")
+    said = _said_in(message if isinstance(message, Mapping) else {})
     finish_reason = choices[0].get("finish_reason")
+    if said["text"] is None:
+        if not any(said.values()) and finish_reason not in ("length", "content_filter"):
+            raise _Retry("HTTP 200, but the answer has no content")
+        said["text"] = ""
+    if not _is_unicode(json.dumps(said, ensure_ascii=False)):
+        raise _Rejected("HTTP 200, but the answer holds half of a surrogate pair")
     usage = content.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     return ChatResult(
         id=request_id,
         state="done",
-        text=text,
+        **said,
         finish_reason=finish_reason if _is_unicode(finish_reason) else None,
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         attempts=attempts,
     )
+
+
+def _said_in(message: Mapping[str, Any]) -> dict[str, Any]:
+    """`text` (None where there is no content), `reasoning`, `refusal` and `tool_calls`."""
+
+    def text_of(*names: str) -> str:
+        found = (message.get(name) for name in names)
+        return next((text for text in found if isinstance(text, str)), "")
+
+    content, calls = message.get("content"), message.get("tool_calls")
+    calls = calls if isinstance(calls, list) else []
+    return {
+        "text": content if isinstance(content, str) else None,
+        # vLLM 0.32 calls it `reasoning`; older servers and others `reasoning_content`.
+        "reasoning": text_of("reasoning", "reasoning_content"),
+        "refusal": text_of("refusal"),
+        "tool_calls": [call for call in calls if isinstance(call, dict)],
+    }
 
 
 def _is_unicode(text: object) -> TypeGuard[str]:

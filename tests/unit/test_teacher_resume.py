@@ -184,18 +184,18 @@ def test_half_a_line_and_a_line_that_cannot_be_read_are_asked_again(tmp_path: Pa
         for row in (3, 1, 0):
             answers.add(row, result(str(row), completion_tokens=2))
         answers.add(4, result("4", state="rejected"))
-        assert list(answers.missing()) == [2]
+        assert list(answers.missing()) == [(2, 0)]
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"\0" * 40 + b"\n" + lines[1] + lines[3] + lines[2][:-9])
     with AnswerFile(path, 5) as answers:
-        assert list(answers.missing()) == [0, 2, 4]
+        assert list(answers.missing()) == [(0, 0), (2, 0), (4, 0)]
         assert (answers.count_missing(), answers.tokens) == (3, 4)
         answers.add(0, result("0", text="again"))
         found = answers.get(0)
         assert found is not None and found.text == "again"
         assert answers.get(2) is None
     with AnswerFile(path, 5) as answers:
-        assert list(answers.missing()) == [2, 4]
+        assert list(answers.missing()) == [(2, 0), (4, 0)]
         found = answers.get(1)
         assert found == result("1", completion_tokens=2)
 
