@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from recipes.written import Written
 
@@ -12,9 +12,25 @@ Part = Literal["train", "calibration", "draft", "eval", "load"]
 
 
 class ColumnMapping(Written):
-    """Which column of the file is what. Columns that are not named are ignored."""
+    """Which column of the file is what. Columns that are not named are ignored.
 
-    prompt: str = "prompt"
+    A name that is no column and has dots goes into objects: `metadata.segment`.
+    """
+
+    prompt: str = Field(default="prompt", description="Column with the user's message.")
+    messages: str | None = Field(
+        default=None,
+        description="Instead of `prompt`: a list of {role, content}, or its JSON text, whose last "
+        "message is the user's or a tool's.",
+    )
+    system: str | None = Field(
+        default=None, description="Column with the row's system prompt; may be empty."
+    )
+    tools: str | None = Field(
+        default=None,
+        description="Column with the functions that may be called, as OpenAI's chat completions "
+        "take them: a list, or its JSON text; may be empty.",
+    )
     id: str | None = Field(default=None, description="None: numbered in file order.")
     segment: str | None = None
     reference: str | None = Field(default=None, description="Column with the right answer.")
@@ -23,6 +39,12 @@ class ColumnMapping(Written):
         description="Rows of one conversation depend on each other; gates allow for it.",
     )
 
+    @model_validator(mode="after")
+    def _one_source(self) -> ColumnMapping:
+        if self.messages is not None and self.prompt != "prompt":
+            raise ValueError("name `prompt` or `messages`, not both")
+        return self
+
 
 class _PartedPrompts(Written):
     """What all sources of prompts share."""
@@ -30,7 +52,13 @@ class _PartedPrompts(Written):
     sizes: dict[Part, int] = Field(description="Prompts per part; the parts share none.")
     template: str = Field(
         default="{prompt}",
-        description="The user message; `{prompt}` and `{labels}` are replaced.",
+        description="The last user message; `{prompt}` and `{labels}` are replaced.",
+    )
+    system: str | None = Field(
+        default=None,
+        min_length=1,
+        description="System prompt of all rows, for teacher and student; `{labels}` is replaced. "
+        "A row's own stands after it, in the same message.",
     )
     keep_segments: list[str] = Field(
         default_factory=list, description="Only these segments; empty: all."
@@ -59,10 +87,22 @@ class DemoPrompts(_PartedPrompts):
 
 
 class FilePrompts(_PartedPrompts):
-    """A CSV, JSONL or Parquet file of the user's own, split by segment into five parts."""
+    """A file of the user's own, split by segment into five parts."""
 
     source: Literal["file"]
-    path: str = Field(min_length=1)
+    path: str = Field(
+        min_length=1,
+        description="CSV, JSONL or Parquet, or a folder that `datasets` has saved.",
+    )
+    split: str | None = Field(
+        default=None, description="Which split of a folder that holds several."
+    )
+    format: Literal["auto", "plain", "openai_batch", "lm_eval"] = Field(
+        default="auto",
+        description="Of a JSONL file; auto: an OpenAI batch or lm-eval's samples are known by "
+        "their fields. Of a batch `messages`, `tools` and the id need no mapping, of samples the "
+        "columns of `doc` and `target` are mapped.",
+    )
     mapping: ColumnMapping = ColumnMapping()
     max_reject_share: float = Field(
         default=0.0,

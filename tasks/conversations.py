@@ -7,7 +7,8 @@ sent, and `tools`, the functions that may be called, both as OpenAI's chat compl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -18,3 +19,74 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return row.get("tools") or []
+
+
+def chat_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"messages"[, "tools"]}` of a row, as the body of a request holds them."""
+    return {"messages": messages_of(row)} | ({"tools": tools_of(row)} if tools_of(row) else {})
+
+
+def with_messages(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The row with this conversation, its `prompt` set to the last user message.
+
+    `messages` are left out where they say no more than `prompt`. There must be a user message.
+    """
+    last = next(one["content"] for one in reversed(messages) if one["role"] == "user")
+    changed: dict[str, Any] = {key: row[key] for key in row if key not in ("messages", "tools")}
+    changed["prompt"] = last
+    if list(messages) != [{"role": "user", "content": last}]:
+        changed["messages"] = [dict(one) for one in messages]
+    if tools_of(row):
+        changed["tools"] = tools_of(row)
+    return changed
+
+
+def with_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The row with another text in its last user message."""
+    messages = [dict(one) for one in messages_of(row)]
+    last = max(at for at, one in enumerate(messages) if one["role"] == "user")
+    messages[last]["content"] = text
+    return with_messages(row, messages)
+
+
+def with_system(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The row with a system prompt; one that it has stands after it, a blank line between.
+
+    One message for both: most chat templates know one system message, and only as the first.
+    """
+    messages = messages_of(row)
+    if messages[0]["role"] == "system":
+        text, messages = f"{text}\n\n{messages[0]['content']}", messages[1:]
+    return with_messages(row, [{"role": "system", "content": text}, *messages])
+
+
+def texts_of_people(row: Mapping[str, Any]) -> Iterator[str]:
+    """What users wrote and tools found in this row; system prompts and answers name nobody."""
+    for message in messages_of(row):
+        if message["role"] in ("user", "tool"):
+            yield message["content"]
+
+
+def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them, and as vLLM hands them to one.
+
+    A request holds the arguments of a call as a JSON text, a template expects the object: given
+    the text, most would write it with its quotes escaped (vLLM 0.32, `_postprocess_messages`).
+    """
+    found = []
+    for message in messages:
+        made = dict(message)
+        made["content"] = message.get("content") or ""
+        if message.get("tool_calls"):
+            made["tool_calls"] = [
+                {**call, "function": _parsed(call["function"])} for call in message["tool_calls"]
+            ]
+        found.append(made)
+    return found
+
+
+def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments) if arguments.strip() else {}
+    return {**function, "arguments": arguments or {}}

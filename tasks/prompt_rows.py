@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import UserError
-from tasks.prompt_files import read_rows
+from tasks.conversations import texts_of_people
+from tasks.prompt_tables import TABLES, read_rows
 
 BLOCK = 8 << 20
 """Bytes that are read at once; a row must fit in."""
@@ -23,8 +24,6 @@ FEW = 8
 """More ids than this are found faster in the column."""
 
 _ROW = b'{"id": '
-
-TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
 
 def ids_of(path: Path, column: str = "id") -> Any:
@@ -102,14 +101,14 @@ def column_of(path: Path, column: str) -> Any:
 
 
 def prompts_at(path: Path, places: Collection[int]) -> list[str]:
-    """The prompts in some rows of a part's file."""
+    """What people wrote in some rows of a part's file, earlier turns included."""
     last, found = max(places, default=-1), []
     with path.open("rb") as lines:
         for place, line in enumerate(lines):
             if place > last:
                 break
             if place in places:
-                found.append(str(json.loads(line)["prompt"]))
+                found += texts_of_people(json.loads(line))
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.errors import UserError
+from tasks.conversations import with_prompt
 from tasks.prompt_files import PARTS
 
 
@@ -54,12 +55,14 @@ def split(
 def apply_template(
     records: Iterable[Mapping[str, Any]], template: str, labels: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Records with the recipe's template round each prompt, and the known labels at hand."""
+    """Records with the recipe's template round the last user message, and the labels at hand."""
     listed = ", ".join(labels)
     return [
         {
-            **record,
-            "prompt": template.replace("{labels}", listed).replace("{prompt}", record["prompt"]),
+            **with_prompt(
+                record,
+                template.replace("{labels}", listed).replace("{prompt}", record["prompt"]),
+            ),
             "reference": {**record["reference"], "labels": list(labels)}
             if record["reference"]
             else None,

@@ -1,8 +1,9 @@
 """Stage `prompts`: the business prompts, in five parts that share no prompt.
 
 Files: train.jsonl, calibration.jsonl, draft.jsonl, eval.jsonl, load.jsonl with records
-`{id, segment, prompt, reference}`, and foreign.jsonl, text unlike the business; rejects.jsonl
-(line, reason, begin of the row) where the recipe lets bad rows be left out.
+`{id, segment, prompt, reference}` (`prompt_records.py` says what else), and foreign.jsonl, text
+unlike the business; rejects.jsonl (line, reason, begin of the row) where the recipe lets bad rows
+be left out.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of
 from registry.errors import UserError
 from tasks import demo_data
-from tasks.prompt_files import (
-    PARTS,
-    Table,
-    all_records,
-    digest_of_rows,
-    read_table,
-    sift,
-    write_jsonl,
-)
+from tasks.conversations import with_system
+from tasks.progress import LOG
+from tasks.prompt_files import PARTS, write_jsonl
+from tasks.prompt_formats import read_formatted
+from tasks.prompt_records import all_records, sift
 from tasks.prompt_split import apply_template, labels_of, split
+from tasks.prompt_tables import Table, digest_of_rows
 from tasks.rejects import REJECTS, Reject, by_kind, check_share, records_of
 from tasks.stages import TASK_OPTIONS, make
 
 VERSION = 1
 FOREIGN_ITEMS = 64
 
+_ADDED = {"system": None, "split": None, "format": "auto"}
+_ADDED_TO_MAPPING = ("messages", "system", "tools")
+"""Later fields of the recipe: not given, the key is that of before there were any."""
+
 
 def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int = 0) -> Stage:
     """`pretrain_messages` of the demo's models are kept out of every part."""
-    config: dict[str, Any] = {"seed": seed, "prompts": recipe.model_dump(mode="json")}
+    config: dict[str, Any] = {"seed": seed, "prompts": _written(recipe)}
     if isinstance(recipe, DemoPrompts):
         config["pretrain_messages"] = pretrain_messages
         inputs = {"generator": demo_data.source_digest()}
@@ -59,6 +61,18 @@ def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int =
     return Stage(name="prompts", label=path.name, version=VERSION, config=config, inputs=inputs)
 
 
+def _written(recipe: DemoPrompts | FilePrompts) -> dict[str, Any]:
+    written = recipe.model_dump(mode="json")
+    mapping = written.get("mapping", {})
+    for name in [name for name in _ADDED_TO_MAPPING if mapping.get(name) is None]:
+        mapping.pop(name, None)
+    return {
+        name: value
+        for name, value in written.items()
+        if name not in _ADDED or value != _ADDED[name]
+    }
+
+
 @task(name="prompts", **TASK_OPTIONS)
 def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> ArtifactRef:
     """Write the parts. Raises `UserError` for a bad file or too few prompts."""
@@ -74,11 +88,17 @@ def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> Artifact
             if recipe.max_reject_share > 0:
                 write_jsonl(folder / REJECTS, records_of(found.rejects))
                 left_out = {"rejected": found.counts()}
+            if found.table.unused:
+                left_out["unused"] = dict(found.table.unused)
+                LOG.info("%s: %s", recipe.path, _unused(found.table))
         labels = labels_of(row for rows in parts.values() for row in rows)
         for part in PARTS:
             rows = parts[part]
             if recipe.template != "{prompt}":
                 rows = apply_template(rows, recipe.template, labels)
+            if recipe.system is not None:
+                system = recipe.system.replace("{labels}", ", ".join(labels))
+                rows = [with_system(row, system) for row in rows]
             write_jsonl(folder / f"{part}.jsonl", rows)
         write_jsonl(folder / "foreign.jsonl", demo_data.foreign(seed, FOREIGN_ITEMS))
         return {
@@ -88,6 +108,11 @@ def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> Artifact
         }
 
     return make(stage, produce)
+
+
+def _unused(table: Table) -> str:
+    counted = ", ".join(f"{name} ({rows} rows)" for name, rows in table.unused.items())
+    return f"not used: {counted}; the teacher recipe says how answers are sampled"
 
 
 def demo_parts(stage: Stage, recipe: DemoPrompts) -> dict[str, list[dict[str, Any]]]:
@@ -130,7 +155,7 @@ class FileFound:
 def read_file(recipe: FilePrompts) -> FileFound:
     """Read a prompt file. Raises `UserError` for bad rows, or more than their share."""
     path = Path(recipe.path)
-    table = read_table(path)
+    table = read_formatted(path, recipe.format, recipe.split)
     if recipe.max_reject_share == 0:
         return FileFound(table, all_records(path, table, recipe.mapping), [])
     records, rejects = sift(path, table, recipe.mapping)

@@ -10,12 +10,9 @@ import pytest
 
 from recipes.schema import ColumnMapping
 from registry.errors import UserError
-from tasks.prompt_files import (
-    digest_of_rows,
-    read_records,
-    read_rows,
-)
+from tasks.prompt_records import read_records
 from tasks.prompt_split import apply_template, labels_of, split
+from tasks.prompt_tables import digest_of_rows, read_rows
 
 ROWS: list[dict[str, Any]] = [
     {"id": "q1", "prompt": "请读出“单号：ＡＢ１２３”。"},

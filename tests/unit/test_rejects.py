@@ -12,7 +12,8 @@ from recipes.schema import ColumnMapping, FilePrompts
 from registry.artifacts import ArtifactRef
 from registry.errors import UserError
 from tasks import prompts, stages
-from tasks.prompt_files import digest_of_rows, read_records, read_rows, read_table, sift
+from tasks.prompt_records import read_records, sift
+from tasks.prompt_tables import digest_of_rows, read_rows, read_table
 from tasks.rejects import LONGEST_ROW, TEXT_KEPT, begin_of
 
 MAPPING = ColumnMapping(id="id")
