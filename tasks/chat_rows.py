@@ -67,19 +67,18 @@ def tools_in(value: Any, name: str) -> list[dict[str, Any]]:
     names: set[str] = set()
     for at, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
-        named = function.get("name") if isinstance(function, Mapping) else None
-        what = ""
-        if not isinstance(tool, Mapping) or tool.get("type") != "function":
-            what = "is no object with type 'function'"
-        elif not isinstance(named, str) or not named:
+        if not isinstance(function, Mapping) or tool.get("type") != "function":
+            what = "is no object of type 'function' with a `function`"
+        elif not isinstance(function.get("name"), str) or not function["name"]:
             what = "names no function"
-        elif named in names:
-            what = f"names function {named!r} again"
+        elif function["name"] in names:
+            what = f"names function {function['name']!r} again"
         elif not isinstance(function.get("parameters") or {}, Mapping):
-            what = f"parameters of {named!r} are no object (a JSON schema)"
-        if what:
-            raise Malformed(f"{name} is no list of tools", f"{name}[{at}] {what}")
-        names.add(named)
+            what = f"parameters of {function['name']!r} are no object (a JSON schema)"
+        else:
+            names.add(function["name"])
+            continue
+        raise Malformed(f"{name} is no list of tools", f"{name}[{at}] {what}")
     return [dict(tool) for tool in tools]
 
 

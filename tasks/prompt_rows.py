@@ -102,7 +102,8 @@ def column_of(path: Path, column: str) -> Any:
 
 def prompts_at(path: Path, places: Collection[int]) -> list[str]:
     """What people wrote in some rows of a part's file, earlier turns included."""
-    last, found = max(places, default=-1), []
+    last = max(places, default=-1)
+    found: list[str] = []
     with path.open("rb") as lines:
         for place, line in enumerate(lines):
             if place > last:

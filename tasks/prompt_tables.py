@@ -224,7 +224,7 @@ def _split_folder(path: Path, split: str | None) -> Path:
         names = [str(name) for name in names if Path(str(name)).name == str(name)]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError.at(path / "dataset_dict.json", f"cannot be read: {error!r}") from None
-    if split not in names:
+    if split is None or split not in names:
         what = "no split is named" if split is None else f"no split {split!r}"
         raise UserError.at(
             path, f"{what}; it has {', '.join(names)}", "set prompts.split to one of them"

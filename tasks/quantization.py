@@ -15,6 +15,7 @@ from recipes.schema import QuantizeRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.provenance import tools
 from registry.settings import settings
+from tasks.conversations import chat_of
 from tasks.distillation import merged
 from tasks.engines.model_files import check_side_files
 from tasks.engines.subprocesses import run_job
@@ -69,13 +70,10 @@ def quantize(stage: Stage, recipe: QuantizeRecipe) -> ArtifactRef:
 
 
 def calibration_texts(stage: Stage, source: str, samples: int) -> list[dict[str, Any]]:
-    """The first `samples` conversations a quantizer looks at, as `{"id", "messages"}`."""
+    """The first `samples` conversations a quantizer looks at, as `{"id", "messages"[, "tools"]}`."""
     folder = folder_of(stage.parents["calibration"])
     if source == "foreign":
         rows = read_jsonl(folder / "foreign.jsonl")[:samples]
-        return [
-            {"id": row["id"], "messages": [{"role": "user", "content": row["prompt"]}]}
-            for row in rows
-        ]
-    rows = read_jsonl(folder / "calibration.jsonl")[:samples]
-    return [{"id": row["id"], "messages": row["messages"]} for row in rows]
+    else:
+        rows = read_jsonl(folder / "calibration.jsonl")[:samples]
+    return [{"id": row["id"], **chat_of(row)} for row in rows]

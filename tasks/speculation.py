@@ -11,6 +11,7 @@ from recipes.schema import DraftRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.provenance import tools
 from registry.settings import settings
+from tasks.conversations import chat_of
 from tasks.distillation import merged
 from tasks.engines.draft_vocab import check_draft
 from tasks.engines.subprocesses import run_job
@@ -37,13 +38,7 @@ def train_draft(stage: Stage) -> ArtifactRef:
     def produce(folder: Path) -> dict[str, Any]:
         rows = read_jsonl(folder_of(stage.parents["prompts"]) / "draft.jsonl")
         prompts = log_file(stage, "prompts").with_suffix(".jsonl")
-        write_jsonl(
-            prompts,
-            [
-                {"id": row["id"], "messages": [{"role": "user", "content": row["prompt"]}]}
-                for row in rows
-            ],
-        )
+        write_jsonl(prompts, [{"id": row["id"], **chat_of(row)} for row in rows])
         target = merged(stage.parents["student"])
         job = {
             **{key: value for key, value in stage.config.items() if key != "kind"},
