@@ -70,7 +70,7 @@ def quantize(stage: Stage, recipe: QuantizeRecipe) -> ArtifactRef:
 
 
 def calibration_texts(stage: Stage, source: str, samples: int) -> list[dict[str, Any]]:
-    """The first `samples` conversations a quantizer looks at, as `{"id", "messages"[, "tools"]}`."""
+    """The first `samples` conversations a quantizer looks at: `{"id", "messages"[, "tools"]}`."""
     folder = folder_of(stage.parents["calibration"])
     if source == "foreign":
         rows = read_jsonl(folder / "foreign.jsonl")[:samples]
