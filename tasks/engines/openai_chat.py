@@ -16,17 +16,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeGuard
+from types import TracebackType
+from typing import Any, Self
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field
 
-from recipes.schema import Sampling
+from tasks.engines.chat_wire import (
+    ChatRequest,
+    ChatResult,
+    Rejected,
+    Unanswered,
+    answer_in,
+    seconds_asked,
+)
 from tasks.engines.endpoints import Endpoint, Replica, Replicas
 
 MAX_ATTEMPTS = 8
@@ -40,33 +44,12 @@ WAITING = 64
 """Rows that may wait between two of their requests while `concurrency` others are open. When so
 many wait, no new row is begun: a server in trouble gets no new load."""
 
+OVERLOADED = frozenset({408, 429, 502, 503, 504, 529})
+"""Statuses that say: less at once. 502 and 504 are a proxy's words for a server that is late, 529
+is Anthropic's for overload."""
+
 LONGEST_REASON = 500
 """Characters of a server's message that are kept."""
-
-
-class ChatRequest(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    messages: list[dict[str, Any]]
-    sampling: Sampling
-    tools: list[dict[str, Any]] = Field(default=[], description="Sent where there are any.")
-
-
-class ChatResult(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    state: Literal["done", "rejected", "pending"]
-    text: str = ""
-    reasoning: str = Field(default="", description="What it thought, apart from the answer.")
-    refusal: str = Field(default="", description="What OpenAI sends instead of a content.")
-    tool_calls: list[dict[str, Any]] = Field(default=[], description="As sent.")
-    finish_reason: str | None = Field(default=None, description="As sent; None stays None.")
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    reason: str = Field(default="", description="Why it is not done, in the server's words.")
-    attempts: int = Field(default=0, ge=0, description="Requests that were sent.")
 
 
 def generate(
@@ -95,59 +78,69 @@ def ask_each(
     endpoints: Sequence[Endpoint],
     on_done: Callable[[ChatResult], None],
     *,
-    concurrency: int,
-    max_retry_wait: float,
-    request_timeout: float,
-    max_attempts: int = MAX_ATTEMPTS,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    transport: httpx.AsyncBaseTransport | None = None,
-    rng: random.Random | None = None,
+    may_ask: Callable[[], bool] = lambda: True,
+    **options: Any,
 ) -> None:
     """Ask `requests`, each taken when it can be sent, and hand every result to `on_done`.
 
-    `concurrency` requests are open at once; a row that waits holds none of them. `on_done` is
+    A row that waits between two requests holds no place of those `concurrency`. `on_done` is
     called in this thread as soon as a row has its final state, and nothing is held after it, so
     a million rows need no more memory than those in flight. What `on_done` or the iterable
     raises ends the whole call. An iterable that ends early leaves the rest unasked; what is open
     is waited for.
 
+    `may_ask` is looked at after every result. Once it is false nothing more is sent: open
+    requests are waited for, and rows between two of theirs are pending at once.
+
     Of several endpoints the least loaded one is asked (`endpoints.py`), and a row that one of them
-    did not answer may be answered by another.
+    did not answer may be answered by another. The other options are those of `Asker`.
+    """
+
+    async def ask() -> None:
+        async with Asker(endpoints, **options) as asker:
+            await ask_all(asker, requests, on_done, may_ask)
+
+    asyncio.run(ask())
+
+
+async def ask_all(
+    asker: Asker,
+    requests: Iterable[ChatRequest],
+    on_done: Callable[[ChatResult], None],
+    may_ask: Callable[[], bool],
+) -> None:
+    rest = iter(requests)
+
+    async def work() -> None:
+        while True:
+            replica = await asker.replicas.next()
+            request = next(rest, None)
+            if request is None:
+                asker.replicas.unused(replica)
+                return
+            on_done(await asker.ask(request, replica))
+            if not may_ask():
+                asker.stop()
+
+    tasks = [asyncio.create_task(work()) for _ in range(asker.concurrency + WAITING)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Asker:
+    """Asks the replicas of one model; to be used within one event loop.
+
+    `concurrency` requests are open at most, and fewer where an endpoint takes no more.
 
     `max_retry_wait` (seconds) is the longest Retry-After that is obeyed: a server that asks for
     more leaves its row pending without another request. `request_timeout` (seconds) is the
     deadline of one request as a whole, however slowly its bytes come. The clock (aware, UTC),
     the sleep and the transport are for tests.
     """
-    asker = _Asker(
-        endpoints,
-        concurrency=concurrency,
-        max_retry_wait=max_retry_wait,
-        request_timeout=request_timeout,
-        max_attempts=max_attempts,
-        clock=clock,
-        sleep=sleep,
-        transport=transport,
-        rng=rng or random.Random(),
-    )
-    asyncio.run(asker.ask_all(requests, on_done))
 
-
-class _Retry(Exception):
-    """This try brought no answer; the next one may. `asked` is the server's Retry-After header."""
-
-    def __init__(self, reason: str, asked: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.asked = asked
-
-
-class _Rejected(Exception):
-    """The server refuses this request for what it is."""
-
-
-class _Asker:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
@@ -155,88 +148,80 @@ class _Asker:
         concurrency: int,
         max_retry_wait: float,
         request_timeout: float,
-        max_attempts: int,
-        clock: Callable[[], datetime],
-        sleep: Callable[[float], Awaitable[None]],
-        transport: httpx.AsyncBaseTransport | None,
-        rng: random.Random,
+        max_attempts: int = MAX_ATTEMPTS,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        transport: httpx.AsyncBaseTransport | None = None,
+        rng: random.Random | None = None,
     ) -> None:
-        self._replicas = Replicas(endpoints, clock)
-        self._concurrency = concurrency
+        self.concurrency = concurrency
+        self.replicas = Replicas(endpoints, clock, concurrency)
         self._max_retry_wait = max_retry_wait
         self._timeout = request_timeout
         self._max_attempts = max_attempts
         self._clock = clock
         self._sleep = sleep
         self._transport = transport
-        self._rng = rng
+        self._rng = rng or random.Random()
+        self._trusted = httpx.create_ssl_context()
+        self._stopped = asyncio.Event()
+        # A client for each open request: httpx looks through all connections of a client for
+        # every request, which with 64 of them takes four times as long as the request itself.
+        self._idle: list[httpx.AsyncClient] = []
 
-    async def ask_all(
-        self, requests: Iterable[ChatRequest], on_done: Callable[[ChatResult], None]
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        slots = asyncio.Semaphore(self._concurrency)
-        rest = iter(requests)
-        trusted = httpx.create_ssl_context()
-        async with AsyncExitStack() as opened:
-            # A client for each slot: httpx looks through all connections of a client for every
-            # request, which with 64 of them takes four times as long as the request itself.
-            clients = [
-                await opened.enter_async_context(
-                    # The deadline is kept in `_try`; httpx's own limits are of single reads.
-                    httpx.AsyncClient(transport=self._transport, verify=trusted, timeout=None)
-                )
-                for _ in range(self._concurrency)
-            ]
+        for client in self._idle:
+            await client.aclose()
 
-            async def work() -> None:
-                while True:
-                    await slots.acquire()
-                    request = next(rest, None)
-                    if request is None:
-                        slots.release()
-                        return
-                    on_done(await self._ask(clients, slots, request))
+    def stop(self) -> None:
+        """Send nothing more; what is open is still answered."""
+        self._stopped.set()
 
-            tasks = [asyncio.create_task(work()) for _ in range(self._concurrency + WAITING)]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-
-    async def _ask(
-        self, clients: list[httpx.AsyncClient], slots: asyncio.Semaphore, request: ChatRequest
-    ) -> ChatResult:
-        """The row's final state. One of `slots` is held when this begins, none when it ends.
-
-        `clients` are those that no slot uses.
-        """
+    async def ask(self, request: ChatRequest, replica: Replica | None = None) -> ChatResult:
+        """The row's final state; `replica` is one that was taken for it already."""
+        replica = replica or await self.replicas.next()
+        pending = ChatResult(id=request.id, state="pending", reason="not asked")
         attempt = 0
         while True:
+            if self._stopped.is_set():
+                self.replicas.unused(replica)
+                return pending
             attempt += 1
-            replica, client = self._replicas.take(), clients.pop()
+            number = replica.taken
+            client = self._client()
             try:
                 answer = await self._try(client, replica, request, attempt)
-            except _Rejected as rejected:
-                self._replicas.answered(replica)
+            except Rejected as rejected:
+                self.replicas.answered(replica, number, clean=False)
                 return ChatResult(
                     id=request.id, state="rejected", reason=str(rejected), attempts=attempt
                 )
-            except _Retry as failed:
+            except Unanswered as failed:
                 refused = failed
+            except BaseException:
+                self.replicas.unused(replica)
+                raise
             else:
-                self._replicas.answered(replica)
+                self.replicas.answered(replica, number)
                 return answer
             finally:
-                clients.append(client)
-                slots.release()
+                self._idle.append(client)
             pending = ChatResult(
                 id=request.id, state="pending", reason=refused.reason, attempts=attempt
             )
             asked = seconds_asked(refused.asked, self._clock())
-            self._replicas.failed(replica, asked)
+            overload = refused.reason if refused.overload else ""
+            self.replicas.failed(replica, number, asked, overload=overload)
             # Where another endpoint is free, nobody has to wait for the one that failed.
-            elsewhere = self._replicas.other_free(replica)
+            elsewhere = self.replicas.other_free(replica)
             if not elsewhere and asked is not None and asked > self._max_retry_wait:
                 reason = (
                     f"{refused.reason}; the server asks to wait {refused.asked} "
@@ -247,8 +232,26 @@ class _Asker:
                 reason = f"{refused.reason}; given up after {attempt} requests"
                 return pending.model_copy(update={"reason": reason})
             if not elsewhere:
-                await self._sleep(self._wait(asked, attempt))
-            await slots.acquire()
+                await self._pause(self._wait(asked, attempt))
+            replica = await self.replicas.next()
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._idle:
+            return self._idle.pop()
+        # The deadline is kept in `_try`; httpx's own limits are of single reads.
+        return httpx.AsyncClient(transport=self._transport, verify=self._trusted, timeout=None)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not on after `stop`."""
+        either = [
+            asyncio.ensure_future(self._sleep(seconds)),
+            asyncio.ensure_future(self._stopped.wait()),
+        ]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in either:
+                one.cancel()
 
     def _wait(self, asked: float | None, attempt: int) -> float:
         """Seconds before the next request; never 0, never less than the server asked for."""
@@ -269,18 +272,19 @@ class _Asker:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(replica.url, json=body, headers=replica.headers)
         except (TimeoutError, httpx.TimeoutException):
-            raise _Retry(f"no answer within {self._timeout:g} s") from None
+            raise Unanswered(f"no answer within {self._timeout:g} s", overload=True) from None
         except httpx.RequestError as error:
             reason = _clean(f"{type(error).__name__}: {error}", replica)
-            raise _Retry(reason) from None
+            raise Unanswered(reason, overload=True) from None
         status = response.status_code
         # Of several endpoints one may have another key or lack the model: no fault of the row.
-        elsewhere = len(self._replicas) > 1 and status in (401, 403, 404)
+        elsewhere = len(self.replicas) > 1 and status in (401, 403, 404)
         if status in (408, 409, 429) or status >= 500 or elsewhere:
-            raise _Retry(_said(response, replica), response.headers.get("retry-after"))
+            asked = response.headers.get("retry-after")
+            raise Unanswered(_said(response, replica), asked, overload=status in OVERLOADED)
         if status != 200:
-            raise _Rejected(_said(response, replica))
-        return _answer(request.id, response, attempt)
+            raise Rejected(_said(response, replica))
+        return answer_in(request.id, response, attempt)
 
 
 def _said(response: httpx.Response, replica: Replica) -> str:
@@ -305,93 +309,3 @@ def _clean(text: str, replica: Replica) -> str:
         # Some servers repeat the key that they do not accept.
         text = text.replace(key, "***")
     return text[:LONGEST_REASON].encode("utf-8", "replace").decode()
-
-
-def _answer(request_id: str, response: httpx.Response, attempts: int) -> ChatResult:
-    """The answer in a 200; raises `_Retry` when there is none in it.
-
-    No content is an answer too where something else was said: a tool call, a refusal, reasoning
-    that used up the tokens, or a finish reason which tells why there is none.
-    """
-    try:
-        content = response.json()
-    except ValueError:
-        raise _Retry("HTTP 200, but the answer is not JSON") from None
-    choices = content.get("choices") if isinstance(content, Mapping) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise _Retry("HTTP 200, but the answer has no choices")
-    message = choices[0].get("message")
-    said = _said_in(message if isinstance(message, Mapping) else {})
-    finish_reason = choices[0].get("finish_reason")
-    if said["text"] is None:
-        if not any(said.values()) and finish_reason not in ("length", "content_filter"):
-            raise _Retry("HTTP 200, but the answer has no content")
-        said["text"] = ""
-    if not _is_unicode(json.dumps(said, ensure_ascii=False)):
-        raise _Rejected("HTTP 200, but the answer holds half of a surrogate pair")
-    usage = content.get("usage")
-    usage = usage if isinstance(usage, Mapping) else {}
-    return ChatResult(
-        id=request_id,
-        state="done",
-        **said,
-        finish_reason=finish_reason if _is_unicode(finish_reason) else None,
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens")),
-        attempts=attempts,
-    )
-
-
-def _said_in(message: Mapping[str, Any]) -> dict[str, Any]:
-    """`text` (None where there is no content), `reasoning`, `refusal` and `tool_calls`."""
-
-    def text_of(*names: str) -> str:
-        found = (message.get(name) for name in names)
-        return next((text for text in found if isinstance(text, str)), "")
-
-    content, calls = message.get("content"), message.get("tool_calls")
-    calls = calls if isinstance(calls, list) else []
-    return {
-        "text": content if isinstance(content, str) else None,
-        # vLLM 0.32 calls it `reasoning`; older servers and others `reasoning_content`.
-        "reasoning": text_of("reasoning", "reasoning_content"),
-        "refusal": text_of("refusal"),
-        "tool_calls": [call for call in calls if isinstance(call, dict)],
-    }
-
-
-def _is_unicode(text: object) -> TypeGuard[str]:
-    """Whether it is a text that can be written down; JSON lets half a surrogate pair pass."""
-    if not isinstance(text, str):
-        return False
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def seconds_asked(header: str | None, now: datetime) -> float | None:
-    """What a Retry-After header asks for, in seconds from `now`; both legal forms.
-
-    None when there is no header, when it cannot be read, and when it asks for no wait at all:
-    then the client waits as long as it finds right itself. Never raises.
-    """
-    if header is None:
-        return None
-    header = header.strip()
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", header):
-        seconds = float(header)
-    else:
-        try:
-            date = parsedate_to_datetime(header)
-        except (TypeError, ValueError, OverflowError, IndexError):
-            return None
-        if date.tzinfo is None:
-            date = date.replace(tzinfo=UTC)
-        seconds = (date - now).total_seconds()
-    return seconds if seconds > 0 else None

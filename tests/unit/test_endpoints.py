@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from recipes.schema import Sampling
-from tasks.engines.endpoints import Endpoint, Replicas
+from tasks.engines.endpoints import Endpoint, Replica, Replicas
 from tasks.engines.openai_chat import ChatRequest, ChatResult, ask_each
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -43,45 +43,51 @@ def host(replica_url: httpx.URL) -> str:
     return replica_url.host
 
 
+def take(replicas: Replicas) -> Replica:
+    chosen = replicas.take()
+    assert chosen is not None, "there is room"
+    return chosen
+
+
 def test_the_least_loaded_is_asked_and_equals_in_turn() -> None:
-    replicas = Replicas(endpoints("a", "b", "c"), Clock())
-    taken = [replicas.take() for _ in range(6)]
+    replicas = Replicas(endpoints("a", "b", "c"), Clock(), 64)
+    taken = [take(replicas) for _ in range(6)]
     assert [host(one.url) for one in taken] == ["a", "b", "c", "a", "b", "c"]
-    replicas.answered(taken[1])
-    assert [host(replicas.take().url) for _ in range(2)] == ["b", "a"]
+    replicas.answered(taken[1], 2)
+    assert [host(take(replicas).url) for _ in range(2)] == ["b", "a"]
 
 
 def test_one_that_failed_rests_longer_each_time_and_is_tried_by_one_request() -> None:
     clock = Clock()
-    replicas = Replicas(endpoints("a", "b"), clock)
-    first, _ = replicas.take(), replicas.take()
-    again = replicas.take()
+    replicas = Replicas(endpoints("a", "b"), clock, 64)
+    first, _ = take(replicas), take(replicas)
+    again = take(replicas)
     assert again is first
-    replicas.failed(first, None)
-    replicas.failed(first, None)
+    replicas.failed(first, 1, None)
+    replicas.failed(first, 1, None)
     assert first.failures == 1, "what fails together counts once"
-    assert {host(replicas.take().url) for _ in range(5)} == {"b"}
+    assert {host(take(replicas).url) for _ in range(5)} == {"b"}
     clock.seconds = 1.1
-    assert [host(replicas.take().url) for _ in range(3)] == ["a", "b", "b"]
-    replicas.failed(first, None)
+    assert [host(take(replicas).url) for _ in range(3)] == ["a", "b", "b"]
+    replicas.failed(first, 1, None)
     clock.seconds = 2.9
-    assert host(replicas.take().url) == "b"
+    assert host(take(replicas).url) == "b"
     clock.seconds = 3.2
-    assert replicas.take() is first
-    replicas.answered(first)
-    assert [host(replicas.take().url) for _ in range(3)] == ["a", "a", "a"]
+    assert take(replicas) is first
+    replicas.answered(first, 1)
+    assert [host(take(replicas).url) for _ in range(3)] == ["a", "a", "a"]
 
 
 def test_a_rest_is_as_long_as_the_endpoint_asks() -> None:
     clock = Clock()
-    replicas = Replicas(endpoints("a", "b"), clock)
-    first = replicas.take()
-    replicas.failed(first, 30.0)
+    replicas = Replicas(endpoints("a", "b"), clock, 64)
+    first = take(replicas)
+    replicas.failed(first, 1, 30.0)
     clock.seconds = 29.0
-    second = replicas.take()
+    second = take(replicas)
     assert host(second.url) == "b" and not replicas.other_free(second)
-    replicas.failed(second, 1e300)
-    assert replicas.take() is first, "where all rest, the one that is back first"
+    replicas.failed(second, 2, 1e300)
+    assert take(replicas) is first, "where all rest, the one that is back first"
     clock.seconds = 31.0
     assert not replicas.other_free(second), "it is being tried"
 
