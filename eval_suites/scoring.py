@@ -126,16 +126,21 @@ def rubric(reply: str, reference: Mapping[str, Any], prompt: str) -> dict[str, f
 # -- parts ---------------------------------------------------------------------------------
 
 
-class _Refused(ValueError):
-    """The text is JSON that a strict consumer does not take."""
+def strict_json(text: str) -> Any:
+    """The value of a text that is JSON and nothing else. Raises `ValueError`.
+
+    As a strict consumer reads it: no key twice, no NaN, nothing before or after it.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _parsed(response: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(
-            response, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
-        )
-    except (ValueError, RecursionError):
+        value = strict_json(response)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -143,12 +148,12 @@ def _parsed(response: str) -> dict[str, Any] | None:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Refused("duplicate key")
+        raise ValueError("duplicate key")
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise _Refused(f"{name} is not JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _has_shape(answer: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from recipes.draft_recipe import DraftRecipe
 from recipes.hardware_recipe import HardwareRecipe
 from recipes.model_sources import DemoModel, ModelSource, PackagedGguf, PathModel, PrunedModel
 from recipes.prompt_recipe import ColumnMapping, DemoPrompts, FilePrompts, Part, Prompts
+from recipes.quality_recipe import JudgePick, Pick, Quality, ReferencePick, RubricPick
 from recipes.quantize_recipe import CalibrationSet, QuantizeRecipe
 from recipes.release_recipe import Axis, Candidate, Promotion, ProveDraft, ReleaseRecipe
 from recipes.serve_recipe import ServeRecipe
@@ -30,17 +31,22 @@ __all__ = [
     "DraftRecipe",
     "FilePrompts",
     "HardwareRecipe",
+    "JudgePick",
     "ModelSource",
     "PackagedGguf",
     "Part",
     "PathModel",
+    "Pick",
     "Promotion",
     "Prompts",
     "ProveDraft",
     "PrunedModel",
+    "Quality",
     "QuantizeRecipe",
     "Recipe",
+    "ReferencePick",
     "ReleaseRecipe",
+    "RubricPick",
     "Sampling",
     "ServeRecipe",
     "TeacherRecipe",

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from recipes.model_sources import ModelSource
+from recipes.quality_recipe import Pick, Quality
 from recipes.written import Written
 
 
@@ -73,7 +74,16 @@ class TeacherRecipe(Written):
     max_truncated_share: float = Field(
         default=0.10, ge=0, le=1, description="More answers cut by length than this: refused."
     )
-
+    keep_truncated: bool = Field(
+        default=False,
+        description="Train on answers cut by length too; their end is not learned.",
+    )
+    quality: Quality = Field(
+        default=Quality(), description="What is kept out of the training rows, by class."
+    )
+    pick: Pick | None = Field(
+        default=None, description="Which of several samples is learned; needed where there are."
+    )
     max_total_tokens: int | None = Field(
         default=None,
         gt=0,
@@ -131,6 +141,11 @@ class TeacherRecipe(Written):
         if self.samples > 1 and self.sampling.temperature == 0:
             raise ValueError(
                 "`samples` above 1 need sampling.temperature above 0: greedy answers are all alike"
+            )
+        if self.samples > 1 and self.pick is None:
+            raise ValueError(
+                "`samples` above 1 need `pick`: which of them is learned (scorer: reference, "
+                "rubric or judge)"
             )
         if self.context is not None and not self.context.strip():
             raise ValueError("`context` is blank; leave it out")
