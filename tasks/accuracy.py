@@ -94,6 +94,7 @@ def measure_accuracy(
         }
         if isinstance(served, ServedBundle):
             target = served.bundle.target.path
+            job["tokenizer"] = str(target)
             job["chat_template_digest"] = digest_of(chat_template(target, str(target)))
             job["tokenizer_digest"] = tokenizer_digest(target)
         env = {}

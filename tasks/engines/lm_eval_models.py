@@ -1,17 +1,21 @@
 """The two models that `lm_eval_run` lets lm-eval ask: a served one and transformers' own.
 
 Both are lm-eval's classes, made to say of every answer how it ended and how long it is, and to
-send an item's own conversation where it has one. Importing this module imports neither.
+send the tools of an item that has some. Importing this module imports neither.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.errors import InfrastructureError
-from tasks.engines.openai_chat import Endpoint
+from tasks.conversations import for_template
+from tasks.engines.endpoints import Endpoint
+
+Messages = list[dict[str, Any]]
 
 DEFAULT_SEED = 1234
 """What lm-eval sends where a suite names no seed; sent by us too, so that it is on record."""
@@ -48,8 +52,9 @@ def generation(sampling: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return options if kind == "hf" and greedy else options | {"top_p": sampling["top_p"]}
 
 
-def served_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> Any:
-    """A chat endpoint, asked as in production; `conversations`: messages by prompt."""
+def served_model(job: Mapping[str, Any]) -> Any:
+    """A chat endpoint, asked as in production."""
+    from lm_eval.models.api_models import JsonChatStr
     from lm_eval.models.openai_completions import LocalChatCompletion
 
     key = _api_key(job["model"].get("api_key_env"))
@@ -61,8 +66,20 @@ def served_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> An
         def api_key(self) -> str:
             return key
 
-        def apply_chat_template(self, chat_history: list[dict[str, str]], **options: Any) -> Any:
-            return super().apply_chat_template(_turns(chat_history, conversations), **options)
+        def apply_chat_template(
+            self, chat_history: Messages, tools: Messages | None = None, **options: Any
+        ) -> Any:
+            if not tools:
+                return super().apply_chat_template(chat_history, **options)
+            # lm-eval carries one text per item; that of tools holds both.
+            chat = {"messages": chat_history, "tools": tools}
+            return JsonChatStr(json.dumps(chat, ensure_ascii=False))
+
+        def _create_payload(self, messages: Any, **options: Any) -> dict[str, Any]:
+            tools = messages["tools"] if isinstance(messages, dict) else None
+            said = messages["messages"] if tools else messages
+            payload: dict[str, Any] = super()._create_payload(said, **options)
+            return payload | ({"tools": tools} if tools else {})
 
         def parse_generations(self, outputs: Any, **_: Any) -> list[str]:
             return [parse_answer(outputs)]
@@ -78,18 +95,29 @@ def served_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> An
 
 
 def parse_answer(outputs: Any) -> Answer:
-    """The one answer of a chat completion. A reply that holds none is an infrastructure fault."""
+    """The one answer of a chat completion. A reply that holds none is an infrastructure fault.
+
+    Calls of tools are an answer too: its text ends with `{"tool_calls": [{"name", "arguments"}]}`,
+    arguments as the model wrote them.
+    """
     try:
         (choice,) = outputs["choices"]
-        text, reason = choice["message"]["content"], choice["finish_reason"]
-    except (KeyError, TypeError, ValueError):
+        text, reason = choice["message"].get("content"), choice["finish_reason"]
+        calls = [
+            {name: call["function"][name] for name in ("name", "arguments")}
+            for call in choice["message"].get("tool_calls") or []
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise InfrastructureError(f"a reply without an answer: {str(outputs)[:300]}") from None
-    if reason not in ("stop", "length"):
+    if reason not in ("stop", "length", "tool_calls"):
         raise InfrastructureError(f"a request ended with {reason!r} instead of an answer")
+    if calls:
+        called = json.dumps({"tool_calls": calls}, ensure_ascii=False)
+        text = f"{text}\n{called}" if text else called
     return Answer.of(text or "", reason, (outputs.get("usage") or {}).get("completion_tokens"))
 
 
-def reference_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) -> Any:
+def reference_model(job: Mapping[str, Any]) -> Any:
     """transformers in this process, for weights that the engine has no kernel for."""
     import torch
     from lm_eval.models.huggingface import HFLM
@@ -122,8 +150,22 @@ def reference_model(job: Mapping[str, Any], conversations: Mapping[str, Any]) ->
                 for text, request in zip(texts, requests, strict=True)
             ]
 
-        def apply_chat_template(self, chat_history: list[dict[str, str]], **options: Any) -> Any:
-            return super().apply_chat_template(_turns(chat_history, conversations), **options)
+        def apply_chat_template(
+            self,
+            chat_history: Messages,
+            add_generation_prompt: bool = True,
+            tools: Messages | None = None,
+        ) -> Any:
+            # lm-eval's own takes the system prompt out where the template refuses one, and asks
+            # without it (0.4.13).
+            return self.tokenizer.apply_chat_template(
+                for_template(chat_history),
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                **self.chat_template_args,
+            )
 
     cuda = torch.cuda.is_available()
     return ReferenceModel(
@@ -141,14 +183,6 @@ def ending(tokens: Sequence[int], ends: set[int | None], room: int) -> tuple[str
         if token in ends:
             return "stop", position + 1
     return ("length" if len(tokens) >= room else "stop"), len(tokens)
-
-
-def _turns(
-    chat_history: list[dict[str, str]], conversations: Mapping[str, Any]
-) -> list[dict[str, str]]:
-    if len(chat_history) != 1:
-        return chat_history
-    return list(conversations.get(chat_history[0]["content"], chat_history))
 
 
 def _api_key(variable: str | None) -> str:

@@ -3,13 +3,15 @@
 Job (JSON):
 
     task_file     lm-eval YAML over local JSON lines; read unchanged but for its `data_files`
-    items_file    JSON lines `{"id", "segment", "prompt", "reference", "messages"?}`
+    items_file    JSON lines `{"id", "segment", "prompt", "reference", "messages"?, "tools"?}`
     items         how many of them are asked, in file order
     model         {"kind": "chat", "url", "served_name", "api_key_env": NAME of a variable} or
                   {"kind": "hf", "path", "dtype"?}: transformers in this process, for accuracy only
     sampling      {"temperature", "top_p", "max_tokens", "seed"}
     concurrency   requests in flight (chat), rows in a batch (hf)
     metrics       per-item metrics of the task; `name,filter` where the task has several filters
+    tokenizer     optional: folder of the served model's, to see that its chat template shows all of
+                  what the items hold
     out_dir, bundle, suite, engine, smoke, chat_template_digest?, tokenizer_digest?,
     request_timeout? (seconds)
 
@@ -38,7 +40,14 @@ from typing import Any
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, Problem, UserError
 from registry.evidence import ITEM_COLUMNS, ITEMS, AccuracyEvidence, finite, write_summary
+from tasks.engines.chat_templates import template_problems
 from tasks.engines.lm_eval_models import generation, reference_model, seed, served_model
+from tasks.engines.lm_eval_task import (
+    check_conversations,
+    conversation_task,
+    has_conversation,
+    load_task,
+)
 from tasks.engines.subprocesses import job_main
 
 Row = dict[str, Any]
@@ -63,9 +72,12 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         asked = Path(scratch) / "items.jsonl"
         asked.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+            "".join(json.dumps(_document(row), ensure_ascii=False) + "\n" for row in rows),
+            encoding="utf-8",
         )
         task = load_task(Path(job["task_file"]), asked)
+        check_conversations(task, rows)
+        check_template(job, rows)
         results = _evaluate(job, task, rows)
     items = item_rows(results["samples"][task["task"]], rows, job["metrics"], task)
     evidence = _evidence(job, rows, items, results, task["task"], time.monotonic() - started)
@@ -134,49 +146,18 @@ def read_items(path: Path, count: int) -> list[Row]:
     return rows
 
 
-def load_task(path: Path, items: Path) -> dict[str, Any]:
-    """The task's configuration with its evaluated split read from `items`.
+def _document(row: Row) -> Row:
+    """An item as the task sees it. Not its conversation and tools, which are of many shapes: they
+    are loaded through Arrow, which refuses such or fills them up with nulls."""
+    return {key: value for key, value in row.items() if key not in ("messages", "tools")}
 
-    Other splits (few-shot examples) stay what they are, their paths taken from the YAML's folder.
-    """
-    from lm_eval.tasks._yaml_loader import load_yaml
 
-    try:
-        task = load_yaml(path)
-    except Exception as error:
-        # YAML errors, a missing include, an error inside the task's own functions.
-        raise UserError.at(path, f"not a usable lm-eval task: {error}") from None
-    problems = []
-    if not isinstance(task.get("task"), str):
-        problems.append(Problem(f"{path}: task", "one task with a name is needed, no group"))
-    if task.get("output_type", "generate_until") != "generate_until":
-        problems.append(
-            Problem(
-                f"{path}: output_type",
-                f"{task['output_type']!r} needs log-probabilities of prompts",
-                "use generate_until: the served bundle is asked as in production",
-            )
-        )
-    if task.get("dataset_path") != "json":
-        problems.append(
-            Problem(
-                f"{path}: dataset_path",
-                f"is {task.get('dataset_path')!r}",
-                "use json: items come from a local file, never from a hub",
-            )
-        )
-    split = task.get("test_split") or task.get("validation_split")
-    if not split:
-        problems.append(Problem(f"{path}: test_split", "is missing", "name it, e.g. test"))
-    if problems:
+def check_template(job: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Raises `UserError` for items of which the chat template leaves something out."""
+    folder = job.get("tokenizer") or job["model"].get("path")
+    own = [row for row in rows if has_conversation(row)]
+    if folder and own and (problems := template_problems(Path(folder), own)):
         raise UserError(problems)
-    arguments = dict(task.get("dataset_kwargs") or {})
-    files = arguments.get("data_files")
-    others = files if isinstance(files, dict) else {}
-    arguments["data_files"] = {
-        name: str(path.parent / file) for name, file in others.items() if name != split
-    } | {split: str(items)}
-    return {**task, "dataset_kwargs": arguments}
 
 
 # -- asking ----------------------------------------------------------------------------------
@@ -195,12 +176,10 @@ def _evaluate(job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row])
 
     model = job["model"]
     make = {"chat": served_model, "hf": reference_model}[model["kind"]]
-    # Items with a conversation of their own are sent as that; lm-eval knows one user turn only.
-    conversations = {row["prompt"]: row["messages"] for row in rows if row.get("messages")}
     try:
         results = evaluator.simple_evaluate(
-            model=make(job, conversations),
-            tasks=[task],
+            model=make(job),
+            tasks=[conversation_task(task, rows) if any(map(has_conversation, rows)) else task],
             # Without the defaults it reads no YAML of the harness's thousands of tasks.
             task_manager=TaskManager(include_defaults=False),
             gen_kwargs=generation(job["sampling"], model["kind"]),

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from eval_suites.loader import TASKS_DIR, load_accuracy
 from registry.errors import InfrastructureError, StageFailed, UserError
 from registry.evidence import AccuracyEvidence, read_summary
+from tasks.conversations import messages_of
 from tasks.demo_data import generate, reference_reply
 from tasks.engines.lm_eval_models import ending, parse_answer
 from tasks.engines.lm_eval_run import item_rows, mean, read_items
@@ -176,6 +178,99 @@ def test_freight_from_prompt_to_evidence(tmp_path: Path, serving: Any) -> None:
         assert summary.metrics[name] == pytest.approx(sum(item[name] for item in items) / 10)
     text = (tmp_path / "lm_eval.log").read_text() + (tmp_path / "lm_eval.job.json").read_text()
     assert "secret-key" not in text
+
+
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "track", "arguments": '{"order": "FT1"}'},
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Finds an order.",
+            # Of types that no column of Arrow could hold at once.
+            "parameters": {"type": "object", "properties": {"order": {"default": default}}},
+        },
+    }
+    for name, default in (("track", "FT1"), ("cancel", 7))
+]
+
+
+def conversations() -> list[Row]:
+    """Two conversations that end with one sentence, one with a tool's answer, one plain item."""
+    asked = {"reference": {"intent": "a"}, "segment": "s"}
+    turns = [
+        {"role": "system", "content": "You are brief. 好"},
+        {"role": "user", "content": "Where is FT1?"},
+        {"role": "assistant", "content": "In Wuhan.\n"},
+        {"role": "user", "content": "  and now?  "},
+    ]
+    other = [turns[0], {"role": "user", "content": "Where is FT2?"}, *turns[2:]]
+    tool = [
+        turns[1],
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "In Jinan.", "tool_call_id": "c1"},
+    ]
+    return [
+        {"id": "one", "prompt": "  and now?  ", **asked, "messages": turns},
+        {"id": "two", "prompt": "  and now?  ", **asked, "messages": other, "tools": TOOLS[:1]},
+        {"id": "tool", "prompt": "Where is FT1?", **asked, "messages": tool, "tools": TOOLS},
+        {"id": "plain", "prompt": "  and now?  ", **asked},
+        {"id": "only tools", "prompt": "Cancel it", **asked, "tools": TOOLS},
+    ]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_conversations_and_tools_arrive_as_they_are(
+    tmp_path: Path, serving: Any, concurrency: int
+) -> None:
+    rows = conversations()
+    called = completion(None, "tool_calls")
+    called["choices"][0]["message"]["tool_calls"] = [CALL]
+    server = serving(lambda prompt: called if prompt == "Cancel it" else "a")
+    work = job(
+        tmp_path,
+        server,
+        rows,
+        task_file=str(TASKS_DIR / "intent_label" / "intent_label.yaml"),
+        metrics=["hit_rate"],
+        concurrency=concurrency,
+    )
+    result = run(tmp_path, work)
+    sent = [{"messages": body["messages"], "tools": body.get("tools")} for body in server.asked]
+    wanted = [{"messages": messages_of(row), "tools": row.get("tools")} for row in rows]
+    assert sorted(map(json.dumps, sent)) == sorted(map(json.dumps, wanted))
+    assert all(body["max_tokens"] == 33 and body["stop"] == [] for body in server.asked)
+    assert (result["items_scored"], result["metrics"]["hit_rate"]) == (5, 0.8)
+    _, items = evidence_of(tmp_path)
+    assert items[4]["finish_reason"] == "tool_calls"
+    assert json.loads(items[4]["response"]) == {"tool_calls": [CALL["function"]]}
+    assert len({item["prompt_hash"] for item in items}) == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("num_fewshot: 1", "num_fewshot: does not go with items that are conversations"),
+        ("description: Be nice.", "description: does not go with items that are conversations"),
+        ('doc_to_text: "Q: {{prompt}}"', "doc_to_text: changes the last message of one"),
+    ],
+)
+def test_a_task_that_would_change_a_conversation_is_refused(
+    tmp_path: Path, serving: Any, changed: str, message: str
+) -> None:
+    own = yaml.safe_load(PLAIN_TASK) | {"num_fewshot": 0, "doc_to_text": "prompt"}
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(own | yaml.safe_load(changed)))
+    shot = {**conversations()[3], "id": "s"}
+    write_items(tmp_path / "shots.jsonl", [shot])
+    server = serving(lambda prompt: "a")
+    work = job(tmp_path, server, conversations(), task_file=str(tmp_path / "plain.yaml"))
+    with pytest.raises(StageFailed, match=message):
+        run(tmp_path, work | {"metrics": ["exact_match,as-is"]})
+    assert not server.asked
 
 
 @pytest.mark.parametrize(
