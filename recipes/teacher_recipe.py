@@ -88,7 +88,8 @@ class TeacherRecipe(Written):
         default=None,
         gt=0,
         description="Prompt and answer tokens of all answers, those of earlier tries too. Nothing "
-        "more is asked once they are spent; open requests are still answered.",
+        "more is asked once they are spent; open requests, `concurrency` at most, are still "
+        "answered.",
     )
     price_per_million_prompt_tokens: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="What you pay, in `currency`."

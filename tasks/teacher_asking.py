@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from recipes.schema import TeacherRecipe
-from registry.errors import InfrastructureError, Problem, UserError
+from registry.errors import InfrastructureError, UserError
 from tasks.conversations import messages_of, tools_of
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
 from tasks.progress import LOG
 from tasks.serving import Served
+from tasks.teacher_budget import budget_problem
 from tasks.teacher_rows import AnswerFile
 
 PARTS = ("train", "calibration")
@@ -55,12 +56,15 @@ def ask_missing(
     in_a_row = 0
     limit = max(UNANSWERED_IN_A_ROW, recipe.concurrency)
 
+    def may_ask() -> bool:
+        return in_a_row < limit and budget_problem(answers, recipe) is None
+
     def requests() -> Iterator[ChatRequest]:
         wanted = answers.missing()
         row, sample = next(wanted, NONE_LEFT)
         for number, (_, content) in enumerate(asked_rows(prompts)):
             while number == row:
-                if in_a_row >= limit or budget_problem(answers, recipe):
+                if not may_ask():
                     return
                 yield request_for(content, row, sample, recipe)
                 row, sample = next(wanted, NONE_LEFT)
@@ -84,6 +88,7 @@ def ask_missing(
             for url in (server.url, *recipe.more_urls)
         ],
         keep,
+        may_ask=may_ask,
         concurrency=recipe.concurrency,
         max_retry_wait=recipe.max_retry_wait,
         request_timeout=recipe.request_timeout,
@@ -132,24 +137,3 @@ def in_context(messages: list[dict[str, Any]], context: str | None) -> list[dict
         else [{"type": "text", "text": f"{context}\n\n"}, *own]
     )
     return [{**first, "content": both}, *messages[1:]]
-
-
-def budget_problem(answers: AnswerFile, recipe: TeacherRecipe) -> Problem | None:
-    """Why no more may be asked under the recipe's token budget; None where it is not spent."""
-    budget = recipe.max_total_tokens
-    if budget is None:
-        return None
-    if answers.uncounted:
-        return Problem(
-            "teacher_data: max_total_tokens",
-            f"the teacher does not say how many tokens {answers.uncounted} of its answers took",
-            "a budget needs an endpoint that sends `usage`; remove max_total_tokens",
-        )
-    if answers.tokens < budget:
-        return None
-    return Problem(
-        "teacher_data: max_total_tokens",
-        f"the budget of {budget} tokens is spent ({answers.tokens}), and "
-        f"{answers.count_missing()} prompts have no answer yet",
-        "raise it in the teacher recipe: the next run asks for these only",
-    )

@@ -1,6 +1,7 @@
 """A teacher that notes what it is asked, and the stage as a process that can be killed.
 
-python -m tests.unit.teacher_builders URL PROMPTS    runs the stage in PILOTAGE_HOME
+python -m tests.unit.teacher_builders URL PROMPTS [RECIPE]   runs the stage in PILOTAGE_HOME; RECIPE
+                                                             is a JSON object of changes
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ CONCURRENCY = 4
 
 @dataclass
 class Teacher:
-    """Answers a prompt with itself, or with a status where `status` gives one."""
+    """Answers a prompt with itself, or with a status where `status` gives one.
+
+    `asked` counts prompts; where a seed is sent, prompt and seed.
+    """
 
     seconds: float = 0.0
     status: Callable[[str], int] = lambda prompt: 200
@@ -37,15 +41,17 @@ class Teacher:
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def reply(self, prompt: str) -> tuple[int, dict[str, Any]]:
+    def reply(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        prompt = body["messages"][-1]["content"]
+        what = f"{prompt} {body['seed']}" if "seed" in body else prompt
         with self.lock:
-            self.asked[prompt] += 1
+            self.asked[what] += 1
         time.sleep(self.seconds)
         status = self.status(prompt)
         if status != 200:
             return status, {"error": {"message": "no"}}
         finish = "length" if prompt.endswith("7") else "stop"
-        choice = {"message": {"content": f"«{prompt}» 答"}, "finish_reason": finish}
+        choice = {"message": {"content": f"«{what}» 答"}, "finish_reason": finish}
         usage = {"prompt_tokens": 6, "completion_tokens": 4}
         return 200, {"choices": [choice], **({"usage": usage} if self.usage else {})}
 
@@ -60,7 +66,7 @@ def teaching(teacher: Teacher) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, content = teacher.reply(body["messages"][-1]["content"])
+            status, content = teacher.reply(body)
             encoded = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(encoded)))
@@ -121,4 +127,5 @@ def run(recipe: TeacherRecipe, count: int) -> ArtifactRef:
 
 
 if __name__ == "__main__":
-    run(recipe_for(sys.argv[1]), int(sys.argv[2]))
+    changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    run(recipe_for(sys.argv[1], **changes), int(sys.argv[2]))

@@ -247,6 +247,68 @@ def test_keeps_what_the_server_says_about_the_answer(ask: Ask) -> None:
     assert results["unsaid"].prompt_tokens is None
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "track", "arguments": '{"no":7}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "expected"),
+    [
+        ({"content": None, "tool_calls": [CALL]}, "tool_calls", {"tool_calls": [CALL]}),
+        ({"content": "I look.", "tool_calls": [CALL]}, "tool_calls",
+         {"text": "I look.", "tool_calls": [CALL]}),
+        ({"content": "4", "reasoning": "2 and 2"}, "stop", {"text": "4", "reasoning": "2 and 2"}),
+        ({"content": "4", "reasoning_content": "2 and 2"}, "stop",
+         {"text": "4", "reasoning": "2 and 2"}),
+        ({"content": "4", "reasoning": None, "tool_calls": []}, "stop", {"text": "4"}),
+        ({"content": None, "reasoning": "2 and"}, "length", {"reasoning": "2 and"}),
+        ({"content": None, "reasoning": "2 and 2"}, "stop", {"reasoning": "2 and 2"}),
+        ({"content": None, "refusal": "I cannot."}, "stop", {"refusal": "I cannot."}),
+        ({"content": None}, "content_filter", {}),
+        ({"content": None}, "length", {}),
+    ],
+)  # fmt: skip
+def test_what_was_said_apart_from_the_content_is_kept(
+    ask: Ask, message: dict[str, Any], finish: str, expected: dict[str, Any]
+) -> None:
+    body = {"choices": [{"message": message, "finish_reason": finish}]}
+    results, server = ask({"r": [httpx.Response(200, json=body)]})
+    said = {"text": "", "reasoning": "", "refusal": "", "tool_calls": [], **expected}
+    assert results["r"].model_dump(include=set(said)) == said
+    assert (results["r"].state, results["r"].finish_reason) == ("done", finish)
+    assert len(server.asked_at["r"]) == 1
+
+
+def test_half_a_surrogate_pair_in_a_tool_call_or_in_reasoning_is_no_answer(ask: Ask) -> None:
+    def reply(**message: Any) -> httpx.Response:
+        choice = {"message": {"content": "x", **message}, "finish_reason": "stop"}
+        return httpx.Response(200, content=json.dumps({"choices": [choice]}).encode("ascii"))
+
+    call = {"function": {"name": "f", "arguments": "\ud83d"}}
+    results, _ = ask({"a": [reply(tool_calls=[call])], "b": [reply(reasoning="\ud83d")]})
+    assert {one.state for one in results.values()} == {"rejected"}
+
+
+def test_tools_are_sent_where_there_are_any() -> None:
+    tool = {"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}
+    bodies: list[dict[str, Any]] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json=completion("x"))
+
+    generate(
+        [
+            ChatRequest(id="with", messages=[], sampling=SAMPLING, tools=[tool]),
+            ChatRequest(id="without", messages=[], sampling=SAMPLING),
+        ],
+        Endpoint(url="http://t", model="m"),
+        concurrency=1, max_retry_wait=1.0, request_timeout=1.0,
+        transport=httpx.MockTransport(respond),
+    )  # fmt: skip
+    assert bodies[0]["tools"] == [tool]
+    assert "tools" not in bodies[1]
+
+
 def test_sends_sampling_and_model_explicitly(ask: Ask) -> None:
     _, server = ask({"r": [{"status": 200, "text": "R"}]})
     assert server.bodies == [

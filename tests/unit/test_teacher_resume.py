@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from registry.errors import InfrastructureError, StageFailed, UserError
 from registry.settings import CHECKOUT, settings
 from tasks import stages
 from tasks.engines.openai_chat import ChatResult
+from tasks.teacher_budget import cost_of
 from tasks.teacher_rows import AnswerFile, work_folder
 from tests.unit.teacher_builders import CONCURRENCY, Teacher, recipe_for, run, teaching
 
@@ -44,17 +46,29 @@ def other_home(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     settings.cache_clear()
 
 
+SAMPLED = {"samples": 3, "sampling": {"max_tokens": 16, "temperature": 0.7, "seed": 5}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeds"), [({}, [""]), (SAMPLED, [" 5", " 6", " 7"])], ids=["one", "samples"]
+)
 def test_kill_9_costs_the_rows_in_flight_only(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    seeds: list[str],
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     teacher = Teacher(seconds=0.02)
+    wanted = PROMPTS * len(seeds)
     with teaching(teacher) as url:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.teacher_builders", url, str(PROMPTS)],
+            [sys.executable, "-m", "tests.unit.teacher_builders", url, str(PROMPTS),
+             json.dumps(changes)],
             cwd=CHECKOUT,
             env={**os.environ, "PILOTAGE_HOME": str(home)},
-        )
-        while teacher.asked.total() < PROMPTS // 2:
+        )  # fmt: skip
+        while teacher.asked.total() < wanted // 2:
             assert process.poll() is None
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
@@ -63,22 +77,22 @@ def test_kill_9_costs_the_rows_in_flight_only(
         first = set(teacher.asked)
         lines = answers_file().read_bytes().split(b"\n")[:-1]
         kept = {json.loads(line)["text"].removeprefix("«").partition("»")[0] for line in lines}
-        assert PROMPTS // 4 < len(kept) < PROMPTS
+        assert wanted // 4 < len(kept) < wanted
         assert kept < first and len(first - kept) <= CONCURRENCY
         teacher.asked.clear()
-        resumed = run(recipe_for(url), PROMPTS)
-        everyone = {f"问 p{number}" for number in range(PROMPTS)}
+        resumed = run(recipe_for(url, **changes), PROMPTS)
+        everyone = {f"问 p{number}{seed}" for number in range(PROMPTS) for seed in seeds}
         assert dict(teacher.asked) == dict.fromkeys(everyone - kept, 1)
         assert not list(settings().home.glob("bench/*")), "the store has them"
         teacher.asked.clear()
-        assert run(recipe_for(url), PROMPTS).reused
+        assert run(recipe_for(url, **changes), PROMPTS).reused
         assert not teacher.asked
         other_home(monkeypatch, tmp_path / "unbroken")
-        unbroken = run(recipe_for(url), PROMPTS)
+        unbroken = run(recipe_for(url, **changes), PROMPTS)
     assert contents(resumed) == contents(unbroken)
     assert resumed.summary == unbroken.summary
     ids = [json.loads(line)["id"] for line in contents(resumed)["responses.jsonl"].splitlines()]
-    assert ids == [f"p{number}" for number in range(PROMPTS)]
+    assert list(dict.fromkeys(ids)) == [f"p{number}" for number in range(PROMPTS)]
 
 
 def test_an_outage_stops_the_asking_and_keeps_what_is_there() -> None:
@@ -137,6 +151,41 @@ def test_the_token_budget_stops_the_asking_and_a_higher_one_goes_on() -> None:
         assert ref.summary["asked"] == teacher.asked.total() == 100
 
 
+PRICES: dict[str, Any] = {
+    "price_per_million_prompt_tokens": 500_000.0,
+    "price_per_million_completion_tokens": 1_750_000.0,
+    "currency": "EUR",
+}
+"""6 tokens in and 4 out cost 10 EUR."""
+
+
+def test_the_cost_budget_stops_the_asking_and_a_higher_one_goes_on() -> None:
+    teacher = Teacher(seconds=0.01)
+    with teaching(teacher) as url:
+        with pytest.raises(UserError, match=r"the budget of 200 EUR is spent \(2\d0\)") as caught:
+            run(recipe_for(url, max_cost=200.0, **PRICES), 100)
+        spent = teacher.asked.total()
+        assert 20 <= spent < 20 + CONCURRENCY, "at most those that were open"
+        assert f"{100 - spent} prompts have no answer yet" in str(caught.value)
+        ref = run(recipe_for(url, max_cost=1000.5, **PRICES), 100)
+        assert ref.summary["asked"] == teacher.asked.total() == 100
+
+
+def test_a_row_that_waits_is_not_asked_again_once_the_budget_is_spent() -> None:
+    """A server that is busy for some rows: they wait, and the others spend the budget."""
+    teacher = Teacher(seconds=0.01, status=lambda prompt: 503 if prompt.endswith("3") else 200)
+    with teaching(teacher) as url, pytest.raises(UserError, match="is spent"):
+        run(recipe_for(url, max_cost=100.0, **PRICES), 100)
+    assert {name for name, times in teacher.asked.items() if times > 1} == set()
+
+
+def test_the_cost_is_counted_by_both_prices() -> None:
+    recipe = recipe_for("http://t", **PRICES)
+    assert cost_of(6, 4, recipe) == 10.0
+    assert cost_of(1_000_000, 0, recipe) == 500_000.0
+    assert cost_of(6, 4, recipe_for("http://t")) is None
+
+
 def test_a_budget_needs_a_teacher_that_counts() -> None:
     teacher = Teacher(usage=False)
     with teaching(teacher) as url:
@@ -165,6 +214,26 @@ def test_two_teachers_share_the_rows_and_either_can_be_missing() -> None:
         ({"more_urls": ["http://127.0.0.1:1"]}, "stands twice"),
         ({"more_urls": ["http://key@host"]}, "PILOTAGE_TEACHER_API_KEY"),
         ({"max_total_tokens": 0}, "greater than 0"),
+        ({"max_cost": 5.0}, "`price_per_million_prompt_tokens`.*`currency` missing"),
+        ({"max_cost": 5.0, **PRICES, "currency": None}, "`currency` missing"),
+        ({"currency": "EUR"}, "belong together"),
+        ({**PRICES, "price_per_million_prompt_tokens": -1.0}, "greater than or equal to 0"),
+        ({**PRICES, "price_per_million_prompt_tokens": float("nan")}, "finite"),
+        ({**PRICES, "max_cost": float("inf")}, "finite"),
+        (
+            {
+                "price_per_million_prompt_tokens": 0.0,
+                "price_per_million_completion_tokens": 0.0,
+                "currency": "EUR",
+                "max_cost": 1.0,
+            },
+            "never reached",
+        ),
+        ({"samples": 2}, "temperature above 0"),
+        ({"samples": 0}, "greater than 0"),
+        ({"context": " \n"}, "blank"),
+        ({"ray": {"workers": CONCURRENCY + 1}}, "not be more than `concurrency`"),
+        ({"ray": {"workers": 2, "address": "10.0.0.1"}}, "pattern"),
     ],
 )
 def test_recipes_that_are_refused(changes: dict[str, object], reason: str) -> None:
@@ -200,6 +269,24 @@ def test_half_a_line_and_a_line_that_cannot_be_read_are_asked_again(tmp_path: Pa
         assert found == result("1", completion_tokens=2)
 
 
+def test_every_sample_has_a_place_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "work" / "answers.jsonl"
+    with AnswerFile(path, 3, samples=2) as answers:
+        for row, sample in ((2, 1), (0, 0), (2, 0)):
+            answers.add(
+                row, result(f"{row} {sample}", prompt_tokens=3, completion_tokens=1), sample
+            )
+        assert list(answers.missing()) == [(0, 1), (1, 0), (1, 1)]
+        assert [one.id for one in answers.samples_of(2)] == ["2 0", "2 1"]
+        assert [one.id for one in answers.samples_of(0)] == ["0 0"]
+        assert answers.samples_of(1) == []
+        with pytest.raises(LookupError):
+            answers.add(0, result("0 2"), sample=2)
+    with AnswerFile(path, 3, samples=2) as answers:
+        assert list(answers.missing()) == [(0, 1), (1, 0), (1, 1)]
+        assert (answers.prompt_tokens, answers.completion_tokens, answers.tokens) == (9, 3, 12)
+
+
 def test_answers_are_kept_for_what_decides_them() -> None:
     config = {"sampling": {"max_tokens": 8}, "max_truncated_share": 0.1, "engine": {"url": "a"}}
     stage = Stage(name="teacher_data", version=1, config=config)
@@ -207,6 +294,9 @@ def test_answers_are_kept_for_what_decides_them() -> None:
     assert folder == work_folder(with_config(stage, max_truncated_share=0.9), "digest")
     assert folder != work_folder(with_config(stage, sampling={"max_tokens": 9}), "digest")
     assert folder != work_folder(with_config(stage, engine={"url": "b"}), "digest")
+    assert folder != work_folder(with_config(stage, samples=2), "digest")
+    assert folder != work_folder(with_config(stage, context="c"), "digest")
+    assert folder == work_folder(with_config(stage, languages=["de"]), "digest")
     assert folder != work_folder(stage, "other prompts under the same key")
 
 
