@@ -176,8 +176,9 @@ def _answer(traffic: Traffic, asked: Row, one: Row) -> Row:
     info = one["info"]
     if info["status"] != "completed":
         return {"error": info["error"] or f"failed without a reason ({info['status']})"}
-    if json.loads(one["request_args"])["body"]["messages"] != asked["messages"]:
-        raise InfrastructureError(f"request {asked['id']}: GuideLLM sent other messages")
+    body = json.loads(one["request_args"])["body"]
+    if body["messages"] != asked["messages"] or body.get("tools") != asked.get("tools"):
+        raise InfrastructureError(f"request {asked['id']}: GuideLLM sent other messages or tools")
     kept = one["response_metrics"]["pilotage"]
     usage, exactly = kept["usage"] or {}, asked.get("output_tokens")
     tokens = usage.get("completion_tokens")

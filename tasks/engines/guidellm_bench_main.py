@@ -6,9 +6,9 @@ so on until it is ended. Each job is one call of `benchmark_generative_text`, wh
 `guidellm run` calls; GuideLLM's report is written to the job's `raw`.
 
 Job: `{"url", "model", "sampling", "request_timeout" (s), "rate" (requests/s or null), "concurrency"
-(or null), "seed", "raw" (a file), "rows": [{"messages", "output_tokens"?}]}`. Result: `{"guidellm":
-version, "lag_ms"}`, how late the sending process's own event loop was (P99). The API key comes in
-OPENAI_API_KEY. In the report, a request's `conversation_id` is its row's number, and
+(or null), "seed", "raw" (a file), "rows": [{"messages", "tools"?, "output_tokens"?}]}`. Result:
+`{"guidellm": version, "lag_ms"}`, how late the sending process's own event loop was (P99). The API
+key comes in OPENAI_API_KEY. In the report, a request's `conversation_id` is its row's number, and
 `response_metrics.pilotage` holds what GuideLLM does not keep: `usage` as the server sent it and
 `arrived`, the Unix time of each piece of the answer.
 """
@@ -268,6 +268,12 @@ def turns(rows):  # type: ignore[no-untyped-def]
         if row.get("output_tokens") is not None:
             # Becomes `max_completion_tokens` with `ignore_eos`.
             columns["output_tokens_count_column"] = [row["output_tokens"]]
+        if row.get("tools"):
+            # As a turn whose calls nobody answers: otherwise GuideLLM demands a call, and asks a
+            # second time with a result that it makes up. `auto` is what no choice means.
+            columns["tools_column"] = [row["tools"]]
+            columns["turn_type_column"] = ["server_tool_call"]
+            columns["tool_choice_column"] = ["auto"]
         turn = {"node_id": "0", "columns": columns}
         found.append(json.dumps({"graph_id": str(number), "turns": [turn]}))
     return found

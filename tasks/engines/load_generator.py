@@ -64,8 +64,8 @@ class Batch:
     """Requests that are sent together. Each prompt is sent once, in the order of the rows."""
 
     rows: Sequence[Row]
-    """`{"id", "messages", "output_tokens"?, "scenario"?}`; with `output_tokens` the answer has
-    exactly so many (`ignore_eos`), without it ends where the model ends it."""
+    """`{"id", "messages", "tools"?, "output_tokens"?, "scenario"?}`; with `output_tokens` the
+    answer has exactly so many (`ignore_eos`), without it ends where the model ends it."""
     seed: int
     rate: float | None = None
     """Requests/s; None: as fast as `concurrency` allows, all at once where that is None too."""

@@ -22,6 +22,8 @@ from eval_suites.load import LoadProfile, OutputLog, Scenario
 from registry.digests import digest_of
 from registry.errors import Problem, UserError
 from registry.whole_files import write_whole
+from tasks.chat_rows import Malformed, messages_in, tools_in
+from tasks.conversations import messages_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +51,7 @@ FILLERS = (" a", ".", " x", ",", " 1", "-")
 
 
 class Prompts:
-    """A supply of rows `{"id", "messages"}`; what was taken is never given again."""
+    """A supply of rows `{"id", "messages"[, "tools"]}`; what was taken is never given again."""
 
     def __init__(
         self, rows: Iterator[Row], known: str, total: int | None, split: Split = str.split
@@ -86,6 +88,8 @@ class Prompts:
         found = list(islice(self._rows, count))
         for row in found:
             self._digest.update(json.dumps(row["messages"], sort_keys=True).encode())
+            if row.get("tools"):
+                self._digest.update(json.dumps(row["tools"], sort_keys=True).encode())
         self.taken += count
         self.expected_hits = self._seen.share(found)
         return found
@@ -107,7 +111,7 @@ class SeenBlocks:
         blocks, repeated = 0, 0
         for row in rows:
             chain = hashlib.sha256()
-            tokens = self._split("\n".join(str(one["content"]) for one in row["messages"]))
+            tokens = self._split("\n".join(_texts_of(row)))
             for end in range(BLOCK, len(tokens) + 1, BLOCK):
                 chain.update("\0".join(map(str, tokens[end - BLOCK : end])).encode() + b"\1")
                 digest = chain.digest()
@@ -115,6 +119,16 @@ class SeenBlocks:
                 repeated += digest in self._seen
                 self._seen.add(digest)
         return repeated / blocks if blocks else 0.0
+
+
+def _texts_of(row: Row) -> Iterator[str]:
+    """What of a row an engine reads, in the order of most chat templates: tools stand first."""
+    if row.get("tools"):
+        yield json.dumps(row["tools"])
+    for message in row["messages"]:
+        yield str(message["content"] or "")
+        if message.get("tool_calls"):
+            yield json.dumps(message["tool_calls"])
 
 
 # -- which prompts ---------------------------------------------------------------------------
@@ -148,7 +162,10 @@ def supply_of(
 
 
 def read_prompts(path: Path) -> list[Row]:
-    """Rows `{"id", "messages"}` in file order, each once. Raises `UserError` naming bad lines."""
+    """Rows `{"id", "messages"[, "tools"]}` in file order, each once.
+
+    Raises `UserError` naming bad lines.
+    """
     rows: dict[str, Row] = {}
     problems: list[Problem] = []
     try:
@@ -161,15 +178,24 @@ def read_prompts(path: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-            messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
-            if not all(isinstance(one["content"], str) for one in messages):
-                raise ValueError("contents must be texts")
-            rows.setdefault(digest_of(messages), {"id": str(row["id"]), "messages": messages})
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            chat: Row = {"messages": messages_in(messages_of(row), "messages")}
+            if tools := tools_in(row.get("tools"), "tools"):
+                chat["tools"] = tools
+            said = chat if tools else chat["messages"]
+            rows.setdefault(digest_of(said), {"id": str(row["id"]), **chat})
+        except (
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+            Malformed,
+        ) as error:
             problems.append(
                 Problem(
                     f"{path}:{number}",
-                    f"no id with prompt or messages: {error!r}",
+                    f"no id with prompt or messages: "
+                    f"{error if isinstance(error, Malformed) else repr(error)}",
                     'e.g. {"id": "a", "prompt": "hello"}',
                 )
             )

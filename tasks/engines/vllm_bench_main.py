@@ -8,9 +8,9 @@ one call of what `vllm bench serve` itself calls.
 
 Job: `{"url", "model", "tokenizer", "sampling", "burstiness", "request_timeout", "count_words",
 "rate" (requests/s; null: no waiting), "concurrency" (null: no limit), "seed", "raw", "rows":
-[{"id", "messages", "output_tokens"?}]}`. vLLM's result goes to the file `raw`; the answer is
-`{"vllm": version, "lag_ms"}`, how late the client's own event loop was (P99). The API key comes in
-OPENAI_API_KEY.
+[{"id", "messages", "tools"?, "output_tokens"?}]}`. vLLM's result goes to the file `raw`; the
+answer is `{"vllm": version, "lag_ms"}`, how late the client's own event loop was (P99). The API key
+comes in OPENAI_API_KEY.
 """
 
 import asyncio
@@ -176,12 +176,20 @@ class Stream:
             return [data]
         usage = data.pop("usage", None)
         delta = data["choices"][0].get("delta") or {}
-        text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content") or _called(delta)
+        text = text or delta.get("reasoning_content") or delta.get("reasoning")
         delta["content"] = text
         data["choices"][0]["delta"] = delta
         self._begun = self._begun or bool(text or data["choices"][0].get("finish_reason"))
         parts: list[object] = [data] if self._begun else []
         return [*parts, {"choices": [], "usage": usage}] if usage else parts
+
+
+def _called(delta):  # type: ignore[no-untyped-def]
+    """What a chunk says of the calls of tools; such an answer is no empty one."""
+    calls = delta.get("tool_calls")
+    functions = [one.get("function") or {} for one in calls or [] if isinstance(one, dict)]
+    return "".join(f"{one.get('name') or ''}{one.get('arguments') or ''}" for one in functions)
 
 
 @contextlib.contextmanager
@@ -201,6 +209,10 @@ def checked(serve, rows, timeout, count_words):  # type: ignore[no-untyped-def]
         index = int(request_func_input.request_id.rpartition("-")[2])
         row = rows[index]
         request = replace(request_func_input, chat_messages=row["messages"])
+        if row.get("tools"):
+            request = replace(
+                request, extra_body={**(request.extra_body or {}), "tools": row["tools"]}
+            )
         if row.get("output_tokens") is not None:
             request = replace(request, output_len=row["output_tokens"], ignore_eos=True)
         started = time.perf_counter()

@@ -165,11 +165,16 @@ def test_faults_are_failed_requests_and_numbers_are_the_stopwatchs(
         {"role": "user", "content": "<|im_start|> “é”", "name": "u"},
         {"role": "user", "content": "also fine"},
     ]
+    parameters = {"type": "object", "properties": {"order": {"type": "string"}}}
+    function = {"name": "track", "description": "Finds.", "parameters": parameters}
+    rows[-1]["tools"] = [{"type": "function", "function": function}]
     sent = bench.send(traffic(url), Batch(rows, seed=1, rate=20.0), tmp_path / "raw.json")
 
     assert bench.version == "guidellm 0.8.1"
     assert server.keys == {f"Bearer {KEY}"}
     assert [body["messages"] for body in server.asked] == [row["messages"] for row in rows]
+    assert [body.get("tools") for body in server.asked] == [row.get("tools") for row in rows]
+    assert [body.get("tool_choice") for body in server.asked] == [None] * 12 + ["auto"]
     assert set(server.got) == {"/health"}, "nothing of its own but this"
     for row, body in zip(rows, server.asked, strict=True):
         assert (body["temperature"], body["top_p"], body["seed"]) == (0.0, 1.0, 3)

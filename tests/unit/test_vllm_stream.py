@@ -92,6 +92,20 @@ def test_reasoning_is_text_too() -> None:
         assert texts(read(written("plain", [ROLE, chunk(**{name: "hm"})]))) == ["hm"]
 
 
+def test_a_call_of_a_tool_is_no_empty_answer() -> None:
+    calls = [
+        {"index": 0, "id": "c", "type": "function", "function": {"name": "track"}},
+        {"index": 0, "function": {"arguments": '{"a": 1}'}},
+    ]
+    stream = Stream()
+    found: list[str] = []
+    for delta in ({"role": "assistant", "content": ""}, *({"tool_calls": [one]} for one in calls)):
+        chunk = json.dumps({"choices": [{"index": 0, "delta": delta}]})
+        found += stream.add_chunk(f"data: {chunk}\n\n".encode())
+    deltas = [json.loads(one.removeprefix("data: "))["choices"][0]["delta"] for one in found]
+    assert [delta["content"] for delta in deltas] == ["track", '{"a": 1}']
+
+
 def test_usage_beside_the_choices_is_handed_on_by_itself() -> None:
     last = chunk("b", "stop") | {"usage": USAGE["usage"]}
     first = chunk("a") | {"usage": None}
