@@ -204,6 +204,7 @@ def resolve(
         for unused in rest
     ]
     if not problems:
+        problems += distillation.mismatches(distill, teacher, suite)
         problems += mismatches(release, quantize, suite, load, policy, draft_load)
     if problems:
         raise UserError(problems)
@@ -239,7 +240,9 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
     base = models.stage(
         resolved.distill.student, "student", teacher=teacher_model, seed=release.seed
     )
-    student = distillation.stage(resolved.distill, base, answers)
+    student = distillation.stage(
+        resolved.distill, base, answers, teacher_model, teacher.context, suite
+    )
     draft = speculation.stage(resolved.draft, student, data) if resolved.draft else None
 
     def candidate_plan(candidate: Candidate) -> CandidatePlan:

@@ -3,18 +3,28 @@
 `python -m tasks.engines.lora JOB RESULT`. JOB:
 
     base            folder of the student (safetensors, tokenizer, chat template)
-    train_file      JSONL, rows {"id", "messages": [{"role", "content"}, ...]}; the last message
-                    is the assistant's
+    train_file      JSONL, rows {"id", "messages"[, "tools"][, "reference"][, "truncated"]}; the
+                    last message is the assistant's
     out_dir         gets `adapter/` (as peft saves it) and `merged/` (a complete model folder)
+    work_dir        checkpoints, so that a killed run goes on; kept (see `training_loop`)
     lora            peft.LoraConfig arguments, unchanged
-    epochs, learning_rate, batch_size, max_length (tokens), warmup_ratio, held_out_share, seed,
-    threads         CPU threads
+    method, gkd, quantize_base, epochs, learning_rate, batch_size, processes, max_length, packing,
+    attention, precision, warmup_ratio, held_out_share, evaluate_every, best_by, held_out_answers,
+    checkpoint_minutes, checkpoint_steps, seed      as in `recipes/distill_recipe.py`
+    teacher         folder of the teacher's model, for `method: logits`
+    teacher_file    the same rows as the teacher read them, where it had a context of its own
+    suite           {"task_file", "metrics", "max_tokens"} where `best_by` is a metric
+    threads         CPU threads of each process
 
-RESULT: `rows`, `train_rows`, `held_out_rows`, `too_long` (rows left out), `last_token_not_end`
-(share), `tokens` (trained on, all epochs, padding not counted), `supervised_tokens` (per epoch),
-`steps`, `held_out_loss_before`, `held_out_loss_after` (nat per supervised token),
-`train_loss`, `training_seconds`, `tokens_per_second`, `seconds`, `trainable_parameters`,
-`compute_dtype`, `merge` (see `merge_check.compared`), `samples` (prompt, answer, expected).
+RESULT: `rows`, `train_rows`, `held_out_rows`, `too_long` (rows left out), `truncated`,
+`own_turns`, `last_token_not_end` (share), `tokens` (trained on, all epochs, padding not counted),
+`supervised_tokens` (per epoch), `steps`, `resumed_from` (step; 0 in a run that was not killed),
+`held_out_loss_before`, `held_out_loss_after` (nat per supervised token, of what is merged),
+`chosen` (the look at the held-out rows that is merged), `looks` (all), `curve` (step, loss),
+`train_loss`, `training_seconds` and `tokens_per_second` (of this process's own steps), `seconds`,
+`trainable_parameters`, `compute_dtype`, `compute_dtype_why`, `quantize_base`, `packing`,
+`peak_memory_gib`, `peak_gpu_memory_gib`, `launch`, `merge` (see `merge_check.compared`),
+`samples` (prompt, answer, expected).
 """
 
 from __future__ import annotations
@@ -22,34 +32,39 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, StageFailed
-from tasks.engines import loss_mask, model_files
-from tasks.engines.subprocesses import job_main
+from tasks.engines import (
+    adapter_training,
+    launching,
+    lora_merge,
+    loss_mask,
+    model_files,
+    training_loop,
+)
 
 MAX_TOO_LONG_SHARE = 0.02
 """More rows than this over `max_length` is a recipe that does not fit its data."""
 
-MERGE_PROMPTS = 8
-MERGE_TOKENS = 32
-
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
     """Train, merge, verify. Raises `StageFailed` for unfit data and for training that failed."""
+    check_job(job)
+    if int(job["processes"]) > 1 and not launching.is_worker():
+        return launching.launched("tasks.engines.lora", job, int(job["processes"]))
     # Before torch is loaded: OpenMP threads that wait by spinning took five times as long, and four
     # times the processor time, on two cores with other work on them; waiting asleep cost nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    launching.one_gpu_a_process()
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import AutoTokenizer, set_seed
 
     started = time.monotonic()
     base, out = Path(job["base"]), Path(job["out_dir"])
-    _check_base(base)
     torch.set_num_threads(int(job["threads"]))
     set_seed(int(job["seed"]))
 
@@ -65,72 +80,47 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     data.check(job["train_file"], MAX_TOO_LONG_SHARE)
     train, held_out = loss_mask.split(data.examples, float(job["held_out_share"]), int(job["seed"]))
 
-    on_gpu = torch.cuda.is_available()
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, trust_remote_code=False)
-    model.to("cuda" if on_gpu else "cpu")
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:  # only fills up batches; labels and attention never look at it
-        pad_id = data.end_ids[0]
-
-    before = held_out_loss(model, held_out, pad_id, int(job["batch_size"]))
-    print(f"held-out loss before: {before:.4f}")
-    model, training = _train(model, train, pad_id, job)
-    after = held_out_loss(model, held_out, pad_id, int(job["batch_size"]))
-    print(f"held-out loss after: {after:.4f}")
-    _check_losses(before, after, training["train_loss"])
-
-    merge, samples = _merge_and_save(model, tokenizer, held_out, base, out)
+    trained = adapter_training.train(job, tokenizer, data, train, held_out)
+    if launching.is_worker() and not launching.is_first():
+        return {}
+    chosen = choose(trained["looks"], trained["train_loss"], job)
+    adapter = out / "adapter"
+    shutil.copytree(training_loop.best_adapter(Path(job["work_dir"]), chosen), adapter)
+    merge, samples = lora_merge.merge_and_save(base, adapter, tokenizer, held_out, out / "merged")
     return {
         "rows": data.rows,
         "train_rows": len(train),
         "held_out_rows": len(held_out),
         "too_long": len(data.too_long),
+        "truncated": data.truncated,
+        "own_turns": data.own_turns,
         "last_token_not_end": data.last_token_not_end,
         "supervised_tokens": sum(example.supervised for example in train),
-        "held_out_loss_before": before,
-        "held_out_loss_after": after,
-        **training,
-        "compute_dtype": str(dtype).removeprefix("torch."),
+        "held_out_loss_before": trained["looks"][0]["held_out_loss"],
+        "held_out_loss_after": chosen["held_out_loss"],
+        "chosen": chosen,
+        **trained,
+        "quantize_base": job["quantize_base"],
+        "packing": job["packing"],
+        "launch": launching.launch_line(),
         "merge": merge,
         "samples": samples,
+        **launching.peak_memory(),
         "seconds": round(time.monotonic() - started, 2),
     }
 
 
-def held_out_loss(
-    model: Any, examples: list[loss_mask.Example], pad_id: int, batch_size: int
-) -> float:
-    """Mean negative log-likelihood in nat per supervised token, over all examples."""
-    import torch
-
-    model.eval()
-    total, count = 0.0, 0
-    ordered = sorted(examples, key=lambda example: len(example.input_ids))
-    with torch.inference_mode():
-        for at in range(0, len(ordered), batch_size):
-            batch = loss_mask.tensors(ordered[at : at + batch_size], pad_id)
-            labels = batch.pop("labels").to(model.device)
-            logits = model(**{key: value.to(model.device) for key, value in batch.items()}).logits
-            total += float(
-                torch.nn.functional.cross_entropy(
-                    logits[:, :-1].float().flatten(0, 1),
-                    labels[:, 1:].flatten(),
-                    ignore_index=loss_mask.IGNORE,
-                    reduction="sum",
-                )
-            )
-            count += int((labels[:, 1:] != loss_mask.IGNORE).sum())
-    return total / count
-
-
-def _check_base(base: Path) -> None:
+def check_job(job: Mapping[str, Any]) -> None:
+    """Raise `StageFailed` for what cannot be trained, before anything heavy is loaded."""
+    import importlib.util
     import json
 
+    base = Path(job["base"])
     model_files.check_weights(base, "distill")
     model_files.check_side_files(base, base, "distill")
+    problems = []
     if (base / "adapter_config.json").exists():
-        raise StageFailed(
+        problems.append(
             Problem(
                 str(base / "adapter_config.json"),
                 "the student already carries an adapter; a second one would be stacked on it",
@@ -138,79 +128,37 @@ def _check_base(base: Path) -> None:
             )
         )
     if "quantization_config" in json.loads((base / model_files.CONFIG).read_text()):
-        raise StageFailed(
+        problems.append(
             Problem(str(base), "the student is quantized; an adapter cannot be merged into it")
         )
+    if job["quantize_base"]:
+        remedy = "leave `quantize_base` out, or train on a machine with an NVIDIA GPU"
+        if not launching.has_gpu():
+            problems.append(Problem("quantize_base", "four bits need CUDA; none is here", remedy))
+        elif importlib.util.find_spec("bitsandbytes") is None:
+            problems.append(
+                Problem("quantize_base", "needs bitsandbytes", "pip install bitsandbytes")
+            )
+    if job["attention"] == "flash_attention_2" and not launching.has_gpu():
+        problems.append(Problem("attention", "flash attention needs CUDA", "write sdpa"))
+    if problems:
+        raise StageFailed(problems)
 
 
-def _train(
-    model: Any, examples: list[loss_mask.Example], pad_id: int, job: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The model with its trained adapter, and what the training measured."""
-    import peft
-    import torch
-    from transformers import Trainer, TrainingArguments
+def choose(
+    looks: list[training_loop.Look], train_loss: float, job: Mapping[str, Any]
+) -> training_loop.Look:
+    """The look whose adapter is merged. Raises `StageFailed` where training did not help.
 
-    arguments = {"task_type": "CAUSAL_LM", **job["lora"]}
-    try:
-        adapted = peft.get_peft_model(model, peft.LoraConfig(**arguments))
-    except (TypeError, ValueError) as error:
-        raise StageFailed(
-            Problem("lora", str(error), "these are the arguments of peft.LoraConfig")
-        ) from None
-    if list(adapted.peft_config) != ["default"]:
-        raise StageFailed(Problem("lora", f"several adapters at once: {list(adapted.peft_config)}"))
-    trainable = sum(part.numel() for part in adapted.parameters() if part.requires_grad)
-
-    rows = [{"input_ids": example.input_ids, "labels": example.labels} for example in examples]
-    scratch = tempfile.mkdtemp(prefix="pilotage-trainer-")
-    trainer = Trainer(
-        model=adapted,
-        args=TrainingArguments(
-            output_dir=scratch,  # nothing is saved there
-            num_train_epochs=float(job["epochs"]),
-            learning_rate=float(job["learning_rate"]),
-            per_device_train_batch_size=int(job["batch_size"]),
-            warmup_steps=float(job["warmup_ratio"]),  # below 1 it is a share of all steps
-            lr_scheduler_type="cosine",
-            train_sampling_strategy="group_by_length",
-            seed=int(job["seed"]),
-            bf16=torch.cuda.is_available(),
-            use_cpu=not torch.cuda.is_available(),
-            dataloader_num_workers=0,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            save_strategy="no",
-            eval_strategy="no",
-            logging_steps=50,
-            report_to=[],
-            disable_tqdm=True,
-            remove_unused_columns=False,
-        ),
-        train_dataset=rows,
-        data_collator=lambda batch: loss_mask.tensors(
-            [loss_mask.Example("", row["input_ids"], row["labels"]) for row in batch], pad_id
-        ),
-    )
-    started = time.monotonic()
-    try:
-        outcome = trainer.train()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    seconds = time.monotonic() - started
-    tokens = round(sum(len(row["input_ids"]) for row in rows) * float(job["epochs"]))
-    return adapted, {
-        "train_loss": float(outcome.training_loss),
-        "steps": int(outcome.global_step),
-        "tokens": tokens,
-        "training_seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "trainable_parameters": trainable,
-    }
-
-
-def _check_losses(before: float, after: float, train: float) -> None:
-    named = {"held-out before": before, "held-out after": after, "training": train}
-    broken = [name for name, value in named.items() if not math.isfinite(value)]
+    What must fall on the held-out rows is what was trained: the cross-entropy, or for logits the
+    divergence from the teacher.
+    """
+    chosen = training_loop.best_look(looks, training_loop.best_by(job["best_by"]))
+    assert chosen is not None, "the last step is looked at"
+    name = "held_out_kl" if job["method"] == "logits" else "held_out_loss"
+    before, after = looks[0][name], chosen[name]
+    named = {"held-out before": before, "held-out after": after, "training": train_loss}
+    broken = [where for where, value in named.items() if not math.isfinite(value)]
     if broken:
         raise StageFailed(
             Problem(
@@ -218,63 +166,16 @@ def _check_losses(before: float, after: float, train: float) -> None:
             )
         )
     if after >= before:
+        what = "divergence from the teacher" if name == "held_out_kl" else "loss"
         raise StageFailed(
             Problem(
                 "training",
-                f"held-out loss did not fall: {before:.4f} before, {after:.4f} after",
+                f"held-out {what} did not fall: {before:.4f} before, {after:.4f} after",
                 "check the teacher's answers, or change learning_rate and epochs",
             )
         )
-
-
-def _merge_and_save(
-    model: Any, tokenizer: Any, held_out: list[loss_mask.Example], base: Path, out: Path
-) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Save the adapter, merge, save the merged model in the base's dtype, compare all three.
-
-    Adapter and merge are compared in float32, where only the order of additions differs; what was
-    saved is read back from the disk and compared with the adapter under its own tolerance.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from tasks.engines import merge_check
-
-    adapter, merged_folder = out / "adapter", out / "merged"
-    model.save_pretrained(adapter)
-    model.eval().float().cpu()
-    sequences = merge_check.continued(
-        model, [example.prompt_ids for example in held_out[:MERGE_PROMPTS]], MERGE_TOKENS
-    )
-    wanted = merge_check.logits(model, sequences)
-
-    merged = model.merge_and_unload(safe_merge=True)
-    if any("lora_" in name for name, _ in merged.named_parameters()):
-        raise StageFailed(Problem(str(merged_folder), "adapter weights were left after merging"))
-    exact = merge_check.compared(wanted, merge_check.logits(merged, sequences))
-    cut = merge_check.compared(wanted, merge_check.cut_logits(merged, sequences))
-
-    stored_dtype = AutoConfig.from_pretrained(base).dtype or torch.bfloat16
-    merged.config.dtype = stored_dtype
-    merged.to(stored_dtype).save_pretrained(merged_folder)
-    model_files.copy_side_files(base, merged_folder)
-    model_files.check_weights(merged_folder, "distill")
-    model_files.check_side_files(merged_folder, base, "distill")
-    reloaded = AutoModelForCausalLM.from_pretrained(merged_folder, dtype=torch.float32)
-    stored = merge_check.compared(wanted, merge_check.logits(reloaded.eval(), sequences))
-    merge_check.check(exact, stored, cut, str(merged_folder))
-
-    samples = [
-        {
-            "prompt": tokenizer.decode(example.prompt_ids),
-            "answer": tokenizer.decode(sequence[len(example.prompt_ids) :]),
-            "expected": tokenizer.decode(example.answer_ids),
-        }
-        for example, sequence in zip(held_out[:3], sequences, strict=False)
-    ]
-    found = {"float32": exact, "stored": stored, "cut": cut, "stored_dtype": str(stored_dtype)}
-    return found, samples
+    return chosen
 
 
 if __name__ == "__main__":
-    job_main(run)
+    launching.main(run)

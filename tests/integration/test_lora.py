@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from registry.errors import StageFailed
-from tasks.engines import lora, loss_mask, merge_check, model_files, random_llama
+from tasks.engines import lora, lora_merge, loss_mask, merge_check, model_files, random_llama
 
 ANSWERS = {"price": "yes.", "track": "no.", "cancel": "ok."}
 
@@ -48,6 +48,7 @@ def job(base: Path, rows: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "base": str(base),
         "train_file": str(rows),
         "out_dir": str(out),
+        "work_dir": str(out.with_name(f"{out.name}-work")),
         # The head learns too: a random one cannot be steered by an adapter below it alone.
         "lora": {
             "r": 16,
@@ -62,6 +63,21 @@ def job(base: Path, rows: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "held_out_share": 0.1,
         "seed": 0,
         "threads": 1,
+        "method": "responses",
+        "gkd": None,
+        "teacher": None,
+        "teacher_file": None,
+        "suite": None,
+        "quantize_base": None,
+        "processes": 1,
+        "packing": False,
+        "attention": "sdpa",
+        "precision": "float32",
+        "evaluate_every": 5,
+        "best_by": "held_out_loss",
+        "held_out_answers": 8,
+        "checkpoint_minutes": 10,
+        "checkpoint_steps": None,
         **changes,
     }
 
@@ -94,7 +110,7 @@ def test_the_trained_model_stops_by_itself(trained: tuple[Path, dict[str, Any]])
 
 
 def longest_reply() -> int:
-    return len("<|end|>") + lora.MERGE_TOKENS
+    return len("<|end|>") + lora_merge.MERGE_TOKENS
 
 
 def test_what_is_written_is_a_complete_model(
