@@ -15,6 +15,9 @@ CONTEXT = "Answer as the freight desk."
 USER = {"role": "user", "content": "Where is WL7?"}
 
 
+SAMPLED = {"samples": 3, "pick": {"scorer": "reference"}}
+
+
 def request(content: dict[str, Any], sample: int = 0, **changes: Any) -> ChatRequest:
     return request_for(content, 3, sample, recipe_for("http://t", **changes))
 
@@ -67,8 +70,8 @@ def test_a_row_is_sent_with_its_conversation_and_tools() -> None:
 
 def test_samples_have_seeds_of_their_own_and_are_named_by_row_and_number() -> None:
     sampling = {"max_tokens": 8, "temperature": 0.8, "seed": 11}
-    sent = [request({"prompt": "hi"}, number, samples=3, sampling=sampling) for number in range(3)]
+    sent = [request({"prompt": "hi"}, number, sampling=sampling, **SAMPLED) for number in range(3)]
     assert [one.sampling.seed for one in sent] == [11, 12, 13]
     assert [one.id for one in sent] == ["3 0", "3 1", "3 2"]
-    unseeded = request({"prompt": "hi"}, 1, samples=2, sampling={**sampling, "seed": None})
+    unseeded = request({"prompt": "hi"}, 1, sampling={**sampling, "seed": None}, **SAMPLED)
     assert unseeded.sampling.seed is None

@@ -46,7 +46,11 @@ def other_home(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     settings.cache_clear()
 
 
-SAMPLED = {"samples": 3, "sampling": {"max_tokens": 16, "temperature": 0.7, "seed": 5}}
+SAMPLED = {
+    "samples": 3,
+    "sampling": {"max_tokens": 16, "temperature": 0.7, "seed": 5},
+    "pick": {"scorer": "rubric", "rules": [{"has": "答"}]},
+}
 
 
 @pytest.mark.parametrize(
