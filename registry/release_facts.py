@@ -30,6 +30,6 @@ class ReleaseFacts(BaseModel):
     champion: int | None = Field(description="Version that was champion when it was judged.")
     first_release: bool
     prompts: str = Field(description="Digest of the prompt set.")
-    smoke: list[dict[str, str]] = Field(
+    smoke: list[dict[str, Any]] = Field(
         default_factory=list, description="Messages of the smoke prompt, a business prompt."
     )

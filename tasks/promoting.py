@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from prefect import task
 from pydantic import SecretStr
@@ -165,7 +166,7 @@ def check_recorded(
 
 
 @task(name="smoke", **TASK_OPTIONS)
-def smoke(reference: str, expected: str, messages: list[dict[str, str]]) -> SmokeAnswer:
+def smoke(reference: str, expected: str, messages: list[dict[str, Any]]) -> SmokeAnswer:
     """Start what the reference points to, as it was gated, and ask it one prompt.
 
     reference: MODEL@ALIAS or MODEL@VERSION; expected: the bundle it must be. Raises `SmokeFailed`.
@@ -209,7 +210,7 @@ def smoke(reference: str, expected: str, messages: list[dict[str, str]]) -> Smok
     )
 
 
-def smoke_prompt(reference: str) -> list[dict[str, str]]:
+def smoke_prompt(reference: str) -> list[dict[str, Any]]:
     """The prompt that was recorded with a version; none for one from before there was any."""
     try:
         return recorded(reference).facts.smoke

@@ -29,6 +29,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry.errors import InfrastructureError
+from tasks.conversations import chat_of
 
 Row = Mapping[str, Any]
 
@@ -165,7 +166,7 @@ def greedy_answers(
     timeout: float = 300.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Answer]:
-    """Ask every row `{"id", "messages"}`, one at a time, at temperature 0.
+    """Ask every row `{"id", "messages"[, "tools"]}`, one at a time, at temperature 0.
 
     `url` with or without `/v1`; `timeout` in seconds for one request. A prompt that the server
     refuses (4xx) is an answer of its own; an engine without log-probabilities gives answers
@@ -180,7 +181,7 @@ def greedy_answers(
             said = ""
             for attempt in range(1, TRIES + 1):
                 try:
-                    reply = client.post(path, json={**asked, "messages": row["messages"]})
+                    reply = client.post(path, json={**asked, **chat_of(row)})
                 except httpx.HTTPError as error:
                     said = f"{type(error).__name__}: {error}"
                 else:
