@@ -3,318 +3,327 @@
 `python -m tasks.engines.compressor JOB RESULT`. JOB:
 
     model             folder (safetensors, tokenizer, chat template)
-    out_dir           gets the quantized model
+    out_dir           gets the quantized model, `report.md` and `report.json`
     recipe            llmcompressor recipe as a mapping, or null: weights taken over unchanged
     calibration_file  JSONL of {"messages": [...]}, or null
     samples           rows of it that are used; max_length: tokens of each, the rest is cut
+    held_out_file     JSONL of answers that are in no calibration file, or null: no perplexity
+    compare_file      calibration texts of another kind for a second run, or null; compare_names:
+                      what the two kinds are called
+    mixed_precision   {"keep_worst": N} or {"max_layer_error": x}, or null
     max_size_ratio    largest allowed bytes of the quantized layers over their bytes before
-    threads, seed
+    max_perplexity_ratio, threads, seed
 
-RESULT: `planned` and `found` (layer names), `linear_layers`, `size_before`, `size_after` (bytes of
-all weights), `layers_before`, `layers_after` (bytes of the quantized layers), `ratio`,
-`calibration` (`rows`, `tokens`, `cut`), `format`, `compute_dtype`, `samples` (prompt, text),
-`quantize_seconds`, `seconds`.
+RESULT: `recipe` as it was run, `planned` and `found` (layer names), `linear_layers`, `group_size`
+(chosen for `auto`), `kept` (layers left in 16 bit), `size_before`, `size_after` (bytes of all
+weights), `layers_before`, `layers_after` (bytes of the quantized layers), `ratio`, `calibration`
+(`rows`, `tokens`, `cut`), `perplexity`, `mean_error`, `worst` (layer, error), `fallback`, `format`,
+`compute_dtype`, `samples` (prompt, text), `quantize_seconds` and `quantize_peak_bytes` of
+llmcompressor alone, `seconds`, `peak_bytes`.
 """
 
 from __future__ import annotations
 
-import json
+import gc
 import os
-import random
+import resource
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.errors import Problem, StageFailed
-from tasks.engines import model_files, quantization_plan
+from registry.errors import InfrastructureError, Problem, StageFailed
+from tasks.engines import (
+    calibration_texts,
+    checkpoint_checks,
+    layer_errors,
+    model_files,
+    oneshot_run,
+    quantization_plan,
+    quantization_recipe,
+    quantization_report,
+    text_loss,
+)
+from tasks.engines.model_modules import module_list
 from tasks.engines.subprocesses import job_main
 
 CHECK_PROMPTS = 3
 CHECK_TOKENS = 16
-
-_QUANTIZED_DTYPES = {"I8", "U8", "F8_E4M3", "F8_E5M2", "I32"}
-"""How safetensors spells what quantized weights are stored in (I32: several packed into one)."""
+HELD_OUT_TOKENS = 1024
+"""Tokens of a held-out text that are judged; the rest is cut."""
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan, quantize, read back, generate. Raises `StageFailed` for whatever does not add up."""
+    """Plan, quantize, read back, judge. Raises `StageFailed` for whatever does not add up."""
     # Before torch is loaded: OpenMP threads that wait by spinning took five times as long, and four
     # times the processor time, on two cores with other work on them; waiting asleep cost nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     started = time.monotonic()
-    model, out, recipe = Path(job["model"]), Path(job["out_dir"]), job["recipe"]
+    model, out = Path(job["model"]), Path(job["out_dir"])
     model_files.check_weights(model, "quantize")
     model_files.check_side_files(model, model, "quantize")
     torch.set_num_threads(int(job["threads"]))
     out.mkdir(parents=True, exist_ok=True)
-    rows = _conversations(job["calibration_file"], int(job["samples"]), int(job["seed"]))
-
-    if recipe is None:
-        _take_over(model, out)
-        result: dict[str, Any] = {"planned": [], "found": [], "ratio": None, "format": None}
-    else:
-        modules = module_list(model)
-        plan = quantization_plan.plan_recipe(recipe, modules)
-        plan.check("recipe")
-        result = {"linear_layers": plan.linear_layers}
-        result |= _quantize(model, out, recipe, rows, job)
-        result |= verify_written(model, out, plan.planned, modules, job["max_size_ratio"])
+    try:
+        result = _take_over(model, out, job) if job["recipe"] is None else _quantized(job)
+    except (MemoryError, RuntimeError) as error:
+        if not oneshot_run.out_of_memory(error):
+            raise
+        raise InfrastructureError(
+            f"out of memory while {model} was quantized ({_weight_bytes(model)} bytes of weights): "
+            f"{error}; give the process more memory, or lower calibration.max_length"
+        ) from error
     model_files.check_weights(out, "quantize")
     model_files.check_side_files(out, model, "quantize")
     return {
         **result,
         "size_before": _weight_bytes(model),
         "size_after": _weight_bytes(out),
-        "samples": check_generates(out, model, rows),
         "seconds": round(time.monotonic() - started, 2),
+        "peak_bytes": peak_bytes(),
     }
 
 
-def compute_dtype(stored: Any) -> Any:
-    """The dtype to calibrate in: the stored one where the hardware computes in it.
-
-    x86 without AVX512_BF16 or AMX emulates bf16: GPTQ on 135M took 180 s, AWQ over 9 min.
-    """
-    import torch
-
-    if torch.cuda.is_available() or stored != torch.bfloat16:
-        return stored
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16", "bf16"} else torch.float32
+def peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def module_list(model: Path) -> list[quantization_plan.Module]:
-    """Every module of the model by name, class and weight shape; no weight is loaded."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    owner: dict[int, str] = {}
-    modules = []
-    for name, module in empty.named_modules():
-        matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-        shape = tuple(module.weight.shape) if matrix else (None, None)
-        tied_to = owner.setdefault(id(module.weight), name) if matrix else name
-        modules.append(
-            quantization_plan.Module(
-                name=name,
-                classes=tuple(kind.__name__ for kind in type(module).__mro__),
-                out_width=shape[0],
-                in_width=shape[1],
-                tied_to=tied_to if tied_to != name else None,
-            )
-        )
-    return modules
-
-
-def verify_written(
-    model: Path,
-    out: Path,
-    planned: Sequence[str],
-    modules: Sequence[quantization_plan.Module],
-    max_size_ratio: float,
-) -> dict[str, Any]:
-    """Compare plan, weight files and `quantization_config`, by layer name, and weigh the layers.
-
-    Raises `StageFailed` when they differ or the layers are larger than the scheme says.
-    """
-    tensors = model_files.stored_tensors(out)
-    found = [module.name for module in modules if _is_quantized(module.name, tensors)]
-    config = json.loads((out / model_files.CONFIG).read_text(encoding="utf-8"))
-    settings = config.get("quantization_config", {})
-    declared = quantization_plan.written_layers(settings, modules)
-    problems = []
-    for what, names in (("quantized in the files", found), ("declared in config.json", declared)):
-        missing = sorted(set(planned) - set(names))
-        extra = sorted(set(names) - set(planned))
-        if missing or extra:
-            problems.append(
-                Problem(
-                    str(out),
-                    f"{len(names)} layers are {what}, {len(planned)} were planned; "
-                    f"missing: {missing or 'none'}; not planned: {extra or 'none'}",
-                )
-            )
-    before_tensors = model_files.stored_tensors(model)
-    before = sum(before_tensors[f"{name}.weight"].size for name in found)
-    after = sum(
-        tensor.size for name, tensor in tensors.items() if name.rpartition(".")[0] in set(found)
-    )
-    ratio = after / before if before else 1.0
-    if ratio > max_size_ratio:
-        problems.append(
-            Problem(
-                str(out),
-                f"the quantized layers take {ratio:.3f} of their size before "
-                f"({after} of {before} bytes); the recipe promises {max_size_ratio}",
-            )
-        )
-    if problems:
+def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe, run and judged; with `mixed_precision` run again on fewer layers."""
+    model, out = Path(job["model"]), Path(job["out_dir"])
+    modules = module_list(model)
+    recipe, group_size = quantization_plan.resolve(job["recipe"], modules)
+    plan = quantization_plan.plan_recipe(recipe, modules)
+    plan.check("recipe")
+    if problems := checkpoint_checks.not_in_checkpoint(model, plan.planned):
         raise StageFailed(problems)
-    return {
-        "planned": list(planned),
-        "found": found,
-        "layers_before": before,
-        "layers_after": after,
-        "ratio": round(ratio, 4),
-        "format": settings.get("format"),
-    }
-
-
-def check_generates(
-    folder: Path, parent: Path, rows: Sequence[Sequence[Mapping[str, Any]]]
-) -> list[dict[str, str]]:
-    """A few greedy tokens to prompts from `rows`, from the files as written.
-
-    Raises `StageFailed` for logits that are not finite, and for a model that repeats one token
-    whatever it is asked, unless `parent` does so too.
-    """
-    prompts = [_question(row) for row in rows[:CHECK_PROMPTS]] or [model_files.PROBES[0][0]]
-    samples, stuck = generate(folder, prompts)
-    if stuck and not generate(parent, prompts)[1]:
-        raise StageFailed(
-            Problem(
-                str(folder),
-                f"the model repeats one token and says nothing else: {samples[0]['text']!r}",
-                "quantize less, or calibrate on texts of the kind that it will see",
-            )
-        )
-    return samples
-
-
-def generate(
-    folder: Path, prompts: Sequence[Sequence[Mapping[str, Any]]]
-) -> tuple[list[dict[str, str]], bool]:
-    """Prompts and greedy texts, and whether every text is one token repeated."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False).eval()
-    samples, stuck = [], True
-    for prompt in prompts:
-        text = tokenizer.apply_chat_template(
-            list(prompt), tokenize=False, add_generation_prompt=True
-        )
-        inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        with torch.inference_mode():
-            if not bool(torch.isfinite(model(**inputs).logits).all()):
-                raise StageFailed(Problem(str(folder), f"logits are not finite for {text!r}"))
-            written = model.generate(
-                **inputs, max_new_tokens=CHECK_TOKENS, do_sample=False, pad_token_id=0
-            )
-        new = written[0, inputs["input_ids"].shape[1] :].tolist()
-        stuck = stuck and len(new) == CHECK_TOKENS and len(set(new)) == 1
-        samples.append({"prompt": text, "text": tokenizer.decode(new)})
-    return samples, stuck
-
-
-# -- quantizing ------------------------------------------------------------------------------
-
-
-def _quantize(
-    model: Path,
-    out: Path,
-    recipe: Mapping[str, Any],
-    rows: Sequence[Sequence[Mapping[str, Any]]],
-    job: Mapping[str, Any],
-) -> dict[str, Any]:
-    # Its own warning asks for this: tokenizer threads and data set workers block each other.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import torch
-    import yaml
-    from llmcompressor import oneshot
-    from llmcompressor.recipe import Recipe
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
-
-    text = yaml.safe_dump(dict(recipe), sort_keys=False)
-    try:
-        Recipe.create_instance(text)
-    except (ValueError, TypeError) as error:
-        raise StageFailed(
-            Problem("recipe", f"llmcompressor refuses it: {error}", "see its documentation")
-        ) from None
-    if quantization_plan.needs_data(recipe) and not rows:
+    rows = calibration_texts.read(job["calibration_file"], int(job["samples"]), int(job["seed"]))
+    if quantization_recipe.needs_data(recipe) and not rows:
         raise StageFailed(
             Problem("calibration", "the recipe looks at data and there is none", "add it")
         )
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    dataset, calibration = _calibration(rows, tokenizer, int(job["max_length"]))
-    stored = AutoConfig.from_pretrained(model).dtype or torch.bfloat16
-    dtype = compute_dtype(stored)
-    set_seed(int(job["seed"]))
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False)
-    started = time.monotonic()
-    with _no_pinning_without_accelerator():
-        oneshot(
-            model=loaded,
-            tokenizer=tokenizer,
-            recipe=text,
-            dataset=dataset,
-            num_calibration_samples=len(rows) or 1,
-            shuffle_calibration_samples=False,  # the rows were drawn with our seed
-            max_seq_length=int(job["max_length"]) or None,
-        )
-    seconds = time.monotonic() - started
-    _cast(loaded, stored)
-    loaded.save_pretrained(out)  # llmcompressor's: compresses and writes quantization_config
-    model_files.copy_side_files(model, out)
+    keeping = job.get("mixed_precision")
+    run = _Run(job, modules, rows)
+    if keeping and quantization_recipe.rotates(recipe):
+        raise StageFailed(Problem("mixed_precision", _ROTATED, "remove one of the two"))
+    with tempfile.TemporaryDirectory(dir=out, prefix=".inputs-") as recorded:
+        run.recorded = Path(recorded)
+        facts = run.quantize(recipe, plan, out)
+        kept: list[str] = []
+        if keeping:
+            kept = layer_errors.to_keep(facts["layer_errors"], modules, **keeping)
+        if kept:
+            _empty(out, keep=run.recorded)
+            recipe = quantization_recipe.with_ignored(recipe, kept)
+            plan = quantization_plan.plan_recipe(recipe, modules)
+            plan.check(f"recipe without the {len(kept)} layers that `mixed_precision` keeps")
+            facts = {**run.quantize(recipe, plan, out), "errors_before": facts["layer_errors"]}
+        comparison = run.compare(recipe, plan, facts) if job.get("compare_file") else None
+    facts |= {"kept": kept, "group_size": group_size, "comparison": comparison}
+    told = {key: value for key, value in facts.items() if key not in oneshot_run.MEASURED}
+    quantization_report.write(out, told)
+    errors = facts.pop("layer_errors")
+    facts.pop("errors_before", None)
     return {
-        "calibration": calibration,
-        "compute_dtype": str(dtype).removeprefix("torch."),
-        "quantize_seconds": round(seconds, 2),
+        **facts,
+        "mean_error": _mean(errors),
+        "worst": layer_errors.worst(errors, quantization_report.WORST),
     }
 
 
-def _cast(model: Any, stored: Any) -> None:
-    """What is not quantized, and the scales, go back to the dtype that the model came in.
-
-    Weights of quantized layers stay as they are until they are compressed: they lie on a grid of
-    full precision, and rounding them first could move one to its neighbour.
-    """
-    import torch
-
-    for module in model.modules():
-        quantized = getattr(module, "quantization_scheme", None) is not None
-        for name, parameter in module.named_parameters(recurse=False):
-            kept = quantized and (name == "weight" or name.endswith("global_scale"))
-            if parameter.dtype == torch.float32 and not kept:
-                parameter.data = parameter.data.to(stored)
-    model.config.dtype = stored
+_ROTATED = "errors of layers are not measured where SpinQuant rotates their inputs"
 
 
-@contextmanager
-def _no_pinning_without_accelerator() -> Iterator[None]:
-    """AWQ pins its cached activations, which raises where no accelerator is.
+class _Run:
+    """What is read once for every run of a recipe: texts, the unquantized model's measurements."""
 
-    llmcompressor 0.14.0.1 calls `IntermediatesCache.pin_memory` without asking
-    (`modifiers/transform/awq/base.py`). `tests/integration/test_compressor.py` tells when this
-    can go.
-    """
-    import torch
-    from llmcompressor.pipelines.cache import IntermediatesCache
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        modules: Sequence[quantization_plan.Module],
+        rows: Sequence[calibration_texts.Row],
+    ) -> None:
+        from transformers import AutoTokenizer
 
-    if torch.accelerator.is_available():
-        yield
-        return
-    original = IntermediatesCache.pin_memory
-    IntermediatesCache.pin_memory = lambda self, batch_index, input_names=None: None
-    try:
-        yield
-    finally:
-        IntermediatesCache.pin_memory = original
+        self.job, self.modules, self.rows = job, modules, rows
+        self.model = Path(job["model"])
+        self.tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
+        self.held_rows = calibration_texts.read_held_out(job.get("held_out_file"))
+        self.held = [
+            calibration_texts.encode_answer(row, self.tokenizer, HELD_OUT_TOKENS)
+            for row in self.held_rows
+        ]
+        self.before: float | None = None
+        self.recorded: Path | None = None
+
+    def quantize(
+        self, recipe: Mapping[str, Any], plan: quantization_plan.Plan, out: Path
+    ) -> dict[str, Any]:
+        """One run of llmcompressor into `out`, checked. Raises `StageFailed`."""
+        facts = self._run(recipe, plan, self.rows, out)
+        facts |= checkpoint_checks.verify_written(
+            self.model, out, plan.planned, self.modules, self.job["max_size_ratio"]
+        )
+        facts["kv_cache"] = (
+            checkpoint_checks.verify_kv_cache(out, self.modules) if plan.kv_cache else 0
+        )
+        facts |= checkpoint_checks.verify_untouched(
+            self.model, out, plan.planned, self.modules, recipe
+        )
+        return facts | self._judge(recipe, plan, out)
+
+    def compare(
+        self, recipe: Mapping[str, Any], plan: quantization_plan.Plan, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The same recipe on texts of another kind: perplexity and layer errors of both."""
+        job = self.job
+        rows = calibration_texts.read(job["compare_file"], int(job["samples"]), int(job["seed"]))
+        with tempfile.TemporaryDirectory(dir=job["out_dir"], prefix=".compared-") as folder:
+            self._run(recipe, plan, rows, Path(folder))
+            other = self._judge(recipe, plan, Path(folder), limit=float("inf"))
+        return {
+            name: {
+                "perplexity": (found["perplexity"] or {}).get("after"),
+                "mean_error": _mean(found["layer_errors"]),
+                "largest_error": max(_measured(found["layer_errors"]), default=None),
+            }
+            for name, found in zip(job["compare_names"], (facts, other), strict=True)
+        }
+
+    def _run(
+        self,
+        recipe: Mapping[str, Any],
+        plan: quantization_plan.Plan,
+        rows: Sequence[calibration_texts.Row],
+        out: Path,
+    ) -> dict[str, Any]:
+        """Load, measure the unquantized model the first time, quantize, save, let go."""
+        max_length = int(self.job["max_length"])
+        ids, counted = calibration_texts.encode(rows, self.tokenizer, max_length)
+        loaded, dtype = oneshot_run.load(self.model, int(self.job["seed"]))
+        if self.before is None:
+            self._measure(loaded, plan, recipe, ids)
+        facts = oneshot_run.oneshot(loaded, self.tokenizer, recipe, ids, max_length, out)
+        model_files.copy_side_files(self.model, out)
+        return {
+            "recipe": dict(recipe),
+            "linear_layers": plan.linear_layers,
+            "layers": len(plan.planned),
+            "calibration": counted,
+            "compute_dtype": str(dtype).removeprefix("torch."),
+            **facts,
+        }
+
+    def _measure(
+        self,
+        loaded: Any,
+        plan: quantization_plan.Plan,
+        recipe: Mapping[str, Any],
+        ids: Sequence[Sequence[int]],
+    ) -> None:
+        """Perplexity of the unquantized model, and what goes into and out of its layers."""
+        texts = ids or [held for held, _ in self.held]
+        with oneshot_run.on_accelerator(loaded):
+            self.before = 0.0
+            if self.held:
+                self.before = text_loss.perplexity(loaded, self.held, str(self.model))
+            if self.recorded and texts and not quantization_recipe.rotates(recipe):
+                recorder = layer_errors.Recorder(loaded, plan.planned, self.recorded)
+                recorder.record(loaded, texts)
+
+    def _judge(
+        self,
+        recipe: Mapping[str, Any],
+        plan: quantization_plan.Plan,
+        out: Path,
+        limit: float | None = None,
+    ) -> dict[str, Any]:
+        """Load the checkpoint as transformers does, and let it speak. Raises `StageFailed`."""
+        allowed = limit or float(self.job.get("max_perplexity_ratio") or 1.5)
+        gc.collect()  # hooks tie the model that was quantized to itself
+        loaded = oneshot_run.load_written(out)
+        with oneshot_run.on_accelerator(loaded):
+            samples = self._first_tokens(loaded, out)
+            perplexity = self._perplexity(loaded, out, allowed)
+            errors: dict[str, float | None] = {}
+            missing = _ROTATED if quantization_recipe.rotates(recipe) else "there were no texts"
+            if self.recorded and any(self.recorded.iterdir()):
+                original = None
+                if quantization_recipe.rescales(recipe):
+                    read = checkpoint_checks.tensor_reader(self.model)
+                    original = _weights(read)
+                errors = layer_errors.relative_errors(loaded, plan.planned, self.recorded, original)
+        return {
+            "samples": samples,
+            "perplexity": perplexity,
+            "layer_errors": errors,
+            "layer_errors_missing": missing,
+        }
+
+    def _perplexity(self, loaded: Any, out: Path, limit: float) -> dict[str, Any] | None:
+        if not self.held or self.before is None:
+            return None
+        after = text_loss.perplexity(loaded, self.held, str(out))
+        ratio = after / self.before
+        if ratio > limit:
+            raise StageFailed(
+                Problem(
+                    str(out),
+                    f"perplexity on {len(self.held)} held-out answers is {after:.4f}, it was "
+                    f"{self.before:.4f} before: {ratio:.2f} times as much, the recipe allows "
+                    f"{limit}",
+                    "quantize less (`mixed_precision`, more bits), calibrate on texts of the kind "
+                    "that it will see, or raise `max_perplexity_ratio`",
+                )
+            )
+        found = {"before": self.before, "after": after, "ratio": ratio}
+        rounded = {key: round(value, 6) for key, value in found.items()}
+        return {**rounded, "limit": limit, "texts": len(self.held)}
+
+    def _first_tokens(self, loaded: Any, out: Path) -> list[dict[str, str]]:
+        """A few greedy tokens, from the files as written. Raises `StageFailed` for a model that
+        repeats one token whatever it is asked, unless the unquantized one does so too."""
+        from transformers import AutoModelForCausalLM
+
+        rows = (self.held_rows or self.rows)[:CHECK_PROMPTS]
+        prompts = [calibration_texts.question(row) for row in rows]
+        prompts = prompts or [list(model_files.PROBES[0][0])]
+        samples, stuck = text_loss.first_tokens(loaded, self.tokenizer, prompts, CHECK_TOKENS)
+        if not stuck:
+            return samples
+        parent = AutoModelForCausalLM.from_pretrained(self.model, trust_remote_code=False).eval()
+        if not text_loss.first_tokens(parent, self.tokenizer, prompts, CHECK_TOKENS)[1]:
+            raise StageFailed(
+                Problem(
+                    str(out),
+                    f"the model repeats one token and says nothing else: {samples[0]['text']!r}",
+                    "quantize less, or calibrate on texts of the kind that it will see",
+                )
+            )
+        return samples
 
 
-def _take_over(model: Path, out: Path) -> None:
+def _weights(read: Any) -> Any:
+    return lambda layer: read(f"{layer}.weight")
+
+
+def _measured(errors: Mapping[str, float | None]) -> list[float]:
+    return [error for error in errors.values() if error is not None]
+
+
+def _mean(errors: Mapping[str, float | None]) -> float | None:
+    measured = _measured(errors)
+    return round(sum(measured) / len(measured), 6) if measured else None
+
+
+def _take_over(model: Path, out: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     """The same files again: hard links where the file system allows, else copies."""
+    calibration_texts.read(job["calibration_file"], int(job["samples"]), int(job["seed"]))
     names = [model_files.CONFIG, "model.safetensors.index.json", *model_files.SIDE_FILES]
     for path in [*model.glob("*.safetensors"), *(model / name for name in names)]:
         if not path.is_file():
@@ -323,67 +332,13 @@ def _take_over(model: Path, out: Path) -> None:
             os.link(path, out / path.name)
         except OSError:
             shutil.copyfile(path, out / path.name)
+    return {"planned": [], "found": [], "ratio": None, "format": None}
 
 
-# -- calibration texts -----------------------------------------------------------------------
-
-
-def _conversations(file: str | None, samples: int, seed: int) -> list[list[Mapping[str, Any]]]:
-    """`samples` conversations of a JSONL file, drawn with `seed`; all of them when it has fewer.
-
-    Fewer than half of what was asked is refused.
-    """
-    if file is None:
-        return []
-    lines = Path(file).read_text(encoding="utf-8").split("\n")
-    rows = [json.loads(line)["messages"] for line in lines if line.strip()]
-    if len(rows) < samples / 2:
-        raise StageFailed(
-            Problem(
-                file,
-                f"{samples} calibration samples were asked for, {len(rows)} rows are there",
-                "lower calibration.samples, or give more prompts",
-            )
-        )
-    random.Random(seed).shuffle(rows)
-    return rows[:samples]
-
-
-def _calibration(
-    rows: Sequence[Sequence[Mapping[str, Any]]], tokenizer: Any, max_length: int
-) -> tuple[Any, dict[str, int]]:
-    """Conversations as an engine sees them: the chat template's text, no special tokens added."""
-    from datasets import Dataset
-
-    if not rows:
-        return None, {"rows": 0, "tokens": 0, "cut": 0}
-    ids = []
-    for row in rows:
-        text = tokenizer.apply_chat_template(
-            list(row), tokenize=False, add_generation_prompt=row[-1]["role"] != "assistant"
-        )
-        ids.append(tokenizer(text, add_special_tokens=False)["input_ids"])
-    cut = sum(len(row) > max_length for row in ids)
-    ids = [row[:max_length] for row in ids]
-    dataset = Dataset.from_list(
-        [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
-    )
-    return dataset, {"rows": len(ids), "tokens": sum(map(len, ids)), "cut": cut}
-
-
-def _question(row: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The conversation up to its last user message."""
-    last = max((at for at, message in enumerate(row) if message["role"] == "user"), default=0)
-    return row[: last + 1]
-
-
-# -- sizes -----------------------------------------------------------------------------------
-
-
-def _is_quantized(name: str, tensors: Mapping[str, model_files.StoredTensor]) -> bool:
-    weight = tensors.get(f"{name}.weight_packed") or tensors.get(f"{name}.weight")
-    scaled = f"{name}.weight_scale" in tensors
-    return weight is not None and weight.dtype in _QUANTIZED_DTYPES and scaled
+def _empty(out: Path, keep: Path) -> None:
+    for path in out.iterdir():
+        if path.is_file() and path != keep:
+            path.unlink()
 
 
 def _weight_bytes(folder: Path) -> int:

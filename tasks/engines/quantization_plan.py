@@ -1,15 +1,10 @@
 """Does an llmcompressor recipe fit a model? Answered from names and widths, before any weight.
 
-A recipe (llmcompressor's own YAML, as a mapping) is
-
-    <name>_stage:
-      <name>_modifiers:
-        GPTQModifier: {targets: [Linear], ignore: [lm_head], scheme: W4A16}
-
-A modifier quantizes where it carries `scheme` (a preset's name, or presets with their targets) or
-`config_groups` (explicit bits and group sizes). A target is a module's full name, a class name,
-or `re:` and a regular expression that must match from the start of the name
-(`compressed_tensors/utils/match.py`, 0.19). `ignore` is read the same way.
+A modifier quantizes layers where it carries `scheme` (a preset's name, or presets with their
+targets) or `config_groups` (explicit bits and group sizes). A target is a module's full name, a
+class name, or `re:` and a regular expression that must match from the start of the name
+(`compressed_tensors/utils/match.py`, 0.19). `ignore` is read the same way. The recipe itself is
+read in `quantization_recipe.py`.
 
 The same reading is applied to the `quantization_config` of a written checkpoint, so that planned
 and written layers can be compared by name.
@@ -17,17 +12,21 @@ and written layers can be compared by name.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from registry.errors import Problem, StageFailed
+from tasks.engines import quantization_recipe
+from tasks.engines.quantization_recipe import texts
 
 GROUPED_PRESETS = {
     **{f"W{bits}A16": 128 for bits in range(2, 9)},
     **{f"W{bits}A8": 128 for bits in range(2, 8)},
     **{f"W{bits}A4": 128 for bits in range(2, 5)},
+    "FP8_BLOCK": 128,
     "W4A16_ASYM": 128,
     "W4AFP8": 128,
     "NVFP4": 16,
@@ -37,10 +36,17 @@ GROUPED_PRESETS = {
     "MXFP8": 32,
     "MXFP8A16": 32,
 }
-"""Group size of the weights, in input columns (compressed_tensors 0.19; a test compares)."""
+"""Group size of weights or activations, in input columns (compressed_tensors 0.19; a test
+compares). Blocks of FP8_BLOCK's weights may be ragged, its activations' groups of 128 may not: such
+a checkpoint is written and then fails in its first forward pass."""
 
-UNGROUPED_PRESETS = frozenset({"W8A8", "INT8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "UNQUANTIZED"})
-"""Presets without a width to divide: per channel, per tensor, or blocks that may be ragged."""
+UNGROUPED_PRESETS = frozenset({"W8A8", "INT8", "FP8", "FP8_DYNAMIC", "UNQUANTIZED"})
+"""Presets without a width to divide: per channel, per token or per tensor."""
+
+GROUP_SIZES = (128, 64, 32, 16)
+"""What engines have kernels for, and `group_size: auto` chooses from, best compression first."""
+
+_NO_DIVISOR = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,18 @@ class Module:
     out_width: int | None = None
     in_width: int | None = None
     tied_to: str | None = None
+    head: bool = False
+    """The output embedding, which turns states into logits."""
+
+    @property
+    def router(self) -> bool:
+        """A MoE router: it decides which expert sees a token, and a small error flips that.
+
+        Classes such as `Qwen3MoeTopKRouter`, or linear layers named as such (`gate` is one beside
+        experts, `shared_expert_gate` weighs the shared one).
+        """
+        named = self.name.rpartition(".")[2] in ("gate", "router", "shared_expert_gate")
+        return named or self.classes[0].endswith("Router")
 
     @property
     def quantizable(self) -> bool:
@@ -79,6 +97,10 @@ class Plan:
     """Layer, input width, group size."""
     tied: list[tuple[str, str]] = field(default_factory=list)
     """Layer and the module it shares its weight with."""
+    routers: list[str] = field(default_factory=list)
+    kv_cache: bool = False
+    group_size: int | None = None
+    """Chosen for `group_size: auto`; None where the recipe says its own."""
     mistakes: list[str] = field(default_factory=list)
     """What is wrong with the recipe whatever the model."""
 
@@ -93,7 +115,7 @@ class Plan:
                     "correct the name, or remove the entry",
                 )
             )
-        if not self.planned and not self.mistakes:
+        if not self.planned and not self.mistakes and not self.kv_cache:
             found.append(
                 Problem(
                     where,
@@ -115,6 +137,14 @@ class Plan:
                     "these layers",
                 )
             )
+        if self.routers:
+            found.append(
+                Problem(
+                    where,
+                    f"MoE routers would be quantized: {', '.join(self.routers)}",
+                    "add them to `ignore`",
+                )
+            )
         for name, other in self.tied:
             found.append(
                 Problem(
@@ -132,33 +162,20 @@ class Plan:
 
     def _dividing(self) -> str:
         widths = {width for _, width, _ in self.not_divisible}
-        fitting = [size for size in (128, 64, 32, 16) if all(width % size == 0 for width in widths)]
+        fitting = [size for size in GROUP_SIZES if all(width % size == 0 for width in widths)]
         return f"the largest usual one is {fitting[0]}" if fitting else "none of 128, 64, 32, 16"
 
 
 def plan_recipe(recipe: Mapping[str, Any], modules: Sequence[Module]) -> Plan:
     """What `recipe` would quantize in a model of these modules. Pure; nothing is raised."""
     plan = Plan(linear_layers=sum(1 for module in modules if "Linear" in module.classes))
-    modifiers = list(_modifiers(recipe))
-    if not modifiers:
-        plan.mistakes.append("no modifiers: expected `<name>_stage: {<name>_modifiers: {...}}`")
-    quantizing = [name for name, args in modifiers if _quantizes(args)]
-    if modifiers and not quantizing:
-        plan.mistakes.append(
-            f"no modifier quantizes ({', '.join(name for name, _ in modifiers)}): one of them "
-            "needs `scheme` or `config_groups`"
-        )
+    plan.mistakes += quantization_recipe.mistakes(recipe)
+    plan.kv_cache = quantization_recipe.quantizes_kv_cache(recipe)
     group_of: dict[str, Group] = {}
-    for position, (name, args) in enumerate(modifiers):
-        follows = any(_quantizes(later) for _, later in modifiers[position + 1 :])
-        if name == "AWQModifier" and (_quantizes(args) or not follows):
-            plan.mistakes.append(
-                "AWQModifier only rescales: put `scheme` or `config_groups` on a "
-                "QuantizationModifier after it"
-            )
-        if not _quantizes(args):
+    for name, args in quantization_recipe.modifiers(recipe):
+        if not quantization_recipe.quantizes(args):
             continue
-        ignore = _texts(args.get("ignore"))
+        ignore = texts(args.get("ignore"))
         plan.unmatched_ignore += [
             entry for entry in ignore if not any(_matches(module, entry) for module in modules)
         ]
@@ -174,7 +191,40 @@ def plan_recipe(recipe: Mapping[str, Any], modules: Sequence[Module]) -> Plan:
             plan.not_divisible.append((module.name, module.in_width, group.group_size))
         if module.tied_to:
             plan.tied.append((module.name, module.tied_to))
+        if module.router:
+            plan.routers.append(module.name)
     return plan
+
+
+def resolve(
+    recipe: Mapping[str, Any], modules: Sequence[Module]
+) -> tuple[dict[str, Any], int | None]:
+    """`recipe` with its words `auto` replaced for this model, and the group size chosen.
+
+    `ignore: auto` becomes the head and the routers, `group_size: auto` the largest of
+    `GROUP_SIZES` that divides the input width of every layer of such a group. Raises `StageFailed`
+    naming every layer that none of them divides.
+    """
+    kept = [m.name for m in modules if m.quantizable and (m.head or m.router)]
+    resolved = quantization_recipe.with_ignore_resolved(recipe, kept)
+    if not quantization_recipe.auto_groups(resolved):
+        return resolved, None
+    # A size that divides no width: the plan then lists every layer of such a group.
+    probe = plan_recipe(quantization_recipe.with_group_size(resolved, _NO_DIVISOR), modules)
+    widths = {name: width for name, width, size in probe.not_divisible if size == _NO_DIVISOR}
+    for size in GROUP_SIZES:
+        if all(width % size == 0 for width in widths.values()):
+            return quantization_recipe.with_group_size(resolved, size), size
+    smallest = GROUP_SIZES[-1]
+    misfits = [f"{name}: {width}" for name, width in widths.items() if width % smallest]
+    raise StageFailed(
+        Problem(
+            "recipe: group_size",
+            f"none of {', '.join(map(str, GROUP_SIZES))} divides the input width of "
+            f"{', '.join(misfits)}",
+            "add these layers to `ignore`",
+        )
+    )
 
 
 def select(
@@ -196,45 +246,10 @@ def select(
 def written_layers(quantization_config: Mapping[str, Any], modules: Sequence[Module]) -> list[str]:
     """Layers that a checkpoint's own `quantization_config` calls quantized, in module order."""
     groups = _config_groups(quantization_config.get("config_groups", {}))
-    return list(select(modules, groups, _texts(quantization_config.get("ignore"))))
-
-
-def needs_data(recipe: Mapping[str, Any]) -> bool:
-    """Whether a recipe looks at calibration data.
-
-    GPTQ, AWQ and everything else beyond plain rounding does; so does plain rounding with static
-    activation scales.
-    """
-    for name, args in _modifiers(recipe):
-        if name != "QuantizationModifier":
-            return True
-        schemes = [str(args.get("scheme"))] if isinstance(args.get("scheme"), str) else []
-        schemes += list(args["scheme"]) if isinstance(args.get("scheme"), Mapping) else []
-        if any(scheme.upper() in ("FP8", "NVFP4") for scheme in schemes):
-            return True
-        for group in (args.get("config_groups") or {}).values():
-            inputs = group.get("input_activations")
-            if inputs and inputs.get("dynamic") in (None, False, "local"):
-                return True
-    return False
+    return list(select(modules, groups, texts(quantization_config.get("ignore"))))
 
 
 # -- reading a recipe ------------------------------------------------------------------------
-
-
-def _modifiers(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Modifier names with their arguments, in order (`llmcompressor/recipe/recipe.py`)."""
-    for stage_name, stage in recipe.items():
-        if not stage_name.endswith("_stage") or not isinstance(stage, Mapping):
-            continue
-        for group_name, group in stage.items():
-            if group_name.endswith("_modifiers") and isinstance(group, Mapping):
-                for name, args in group.items():
-                    yield name, args or {}
-
-
-def _quantizes(args: Mapping[str, Any]) -> bool:
-    return bool(args.get("scheme") or args.get("config_groups"))
 
 
 def _groups(modifier: str, args: Mapping[str, Any]) -> tuple[list[Group], list[str]]:
@@ -250,7 +265,7 @@ def _groups(modifier: str, args: Mapping[str, Any]) -> tuple[list[Group], list[s
     ]
     groups = [
         Group(
-            targets=tuple(_texts(of)),
+            targets=tuple(texts(of)),
             group_size=GROUPED_PRESETS.get(name.upper()),
             weights=name.upper() != "UNQUANTIZED",
         )
@@ -261,25 +276,26 @@ def _groups(modifier: str, args: Mapping[str, Any]) -> tuple[list[Group], list[s
 
 
 def _config_groups(groups: Mapping[str, Any]) -> list[Group]:
-    read = []
-    for group in groups.values():
-        weights = group.get("weights") or {}
-        size = weights.get("group_size")
-        grouped = weights.get("strategy", "group") in ("group", "tensor_group")
-        read.append(
-            Group(
-                targets=tuple(_texts(group.get("targets", ["Linear"]))),
-                group_size=size if size and size > 0 and grouped else None,
-                weights=bool(weights),
-            )
+    return [
+        Group(
+            targets=tuple(texts(group.get("targets", ["Linear"]))),
+            group_size=math.lcm(*sizes) if (sizes := _sizes(group)) else None,
+            weights=bool(group.get("weights")),
         )
-    return read
+        for group in groups.values()
+    ]
 
 
-def _texts(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
+def _sizes(group: Mapping[str, Any]) -> list[int]:
+    """Group sizes of weights and of input activations; either must divide the input width."""
+    sizes = []
+    for what in ("weights", "input_activations"):
+        args = group.get(what) or {}
+        size = args.get("group_size")
+        grouped = args.get("strategy", "group") in ("group", "tensor_group")
+        if grouped and isinstance(size, int) and size > 0:
+            sizes.append(size)
+    return sizes
 
 
 def _matches(module: Module, entry: str) -> bool:

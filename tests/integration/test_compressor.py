@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from recipes import loader
+from recipes.schema import QuantizeRecipe
 from registry.errors import StageFailed
 from registry.settings import CHECKOUT
-from tasks.engines import compressor, model_files, quantization_plan, random_llama
+from tasks.engines import (
+    calibration_texts,
+    checkpoint_checks,
+    compressor,
+    model_files,
+    model_modules,
+    oneshot_run,
+    quantization_plan,
+    quantization_recipe,
+    random_llama,
+)
 
 RECIPES = sorted((CHECKOUT / "recipes" / "quantize").glob("*.yaml"))
 FORMATS = {
@@ -21,6 +32,11 @@ FORMATS = {
     "w8a8_int8_static_foreign": "int-quantized",
     "w4a16_gptq": "pack-quantized",
     "w4a16_awq": "pack-quantized",
+    "fp8_static": "float-quantized",
+    "fp8_block": "float-quantized",
+    "fp8_kv_cache": "float-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
 }
 
 
@@ -68,16 +84,22 @@ def simple(**args: Any) -> dict[str, Any]:
 def test_a_shipped_recipe_does_what_it_says(
     path: Path, model: Path, texts: Path, tmp_path: Path
 ) -> None:
-    recipe = yaml.safe_load(path.read_text())
-    calibration = str(texts) if recipe.get("calibration") else None
-    changes = {"max_size_ratio": recipe.get("max_size_ratio"), "calibration_file": calibration}
+    recipe = loader.load(str(path), "quantize", QuantizeRecipe)
+    changes = {
+        "max_size_ratio": recipe.max_size_ratio,
+        "calibration_file": str(texts) if recipe.calibration else None,
+        "held_out_file": str(texts),
+    }
     before = model_files.stored_tensors(model)
-    result = compressor.run(job(model, tmp_path, recipe["recipe"], **changes))
+    result = compressor.run(job(model, tmp_path, recipe.recipe, **changes))
 
     assert result["format"] == FORMATS[path.stem]
     assert result["found"] == result["planned"]
     assert len(result["found"]) == (0 if path.stem == "bf16" else 14)
-    assert all(sample["text"] for sample in result["samples"])
+    if recipe.recipe is not None:
+        assert all(sample["text"] for sample in result["samples"])
+        assert 0.9 < result["perplexity"]["ratio"] < 1.1
+        assert 0 < result["mean_error"] < 0.3
     model_files.check_side_files(tmp_path, model, "quantize")
     # Nothing but the planned layers has changed, in value or in dtype.
     after = model_files.stored_tensors(tmp_path)
@@ -121,18 +143,18 @@ def test_a_recipe_that_does_not_fit_is_refused_before_weights_are_loaded(
 def test_layers_that_are_not_in_the_files_fail_the_stage(model: Path, tmp_path: Path) -> None:
     recipe = simple(scheme="FP8_DYNAMIC", ignore=["lm_head"])
     compressor.run(job(model, tmp_path, recipe))
-    modules = compressor.module_list(model)
+    modules = model_modules.module_list(model)
     planned = quantization_plan.plan_recipe(recipe, modules).planned
     with pytest.raises(StageFailed, match="lm_head"):
-        compressor.verify_written(model, tmp_path, [*planned, "lm_head"], modules, 0.55)
+        checkpoint_checks.verify_written(model, tmp_path, [*planned, "lm_head"], modules, 0.55)
     with pytest.raises(StageFailed, match="of their size before"):
-        compressor.verify_written(model, tmp_path, planned, modules, 0.5)
+        checkpoint_checks.verify_written(model, tmp_path, planned, modules, 0.5)
     with pytest.raises(StageFailed, match="0 layers are quantized in the files"):
-        compressor.verify_written(model, model, planned, modules, 0.55)
+        checkpoint_checks.verify_written(model, model, planned, modules, 0.55)
 
 
 def test_modules_are_known_without_weights(model: Path, tmp_path: Path) -> None:
-    modules = {module.name: module for module in compressor.module_list(model)}
+    modules = {module.name: module for module in model_modules.module_list(model)}
     gate = modules["model.layers.0.mlp.gate_proj"]
     assert (gate.out_width, gate.in_width, gate.tied_to) == (256, 128, None)
     assert "Linear" in gate.classes
@@ -141,7 +163,7 @@ def test_modules_are_known_without_weights(model: Path, tmp_path: Path) -> None:
     tied.mkdir()
     config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tied / "config.json").write_text(json.dumps(config))
-    modules = {module.name: module for module in compressor.module_list(tied)}
+    modules = {module.name: module for module in model_modules.module_list(tied)}
     assert modules["lm_head"].tied_to == "model.embed_tokens"
 
 
@@ -149,16 +171,17 @@ def test_group_sizes_are_those_of_the_installed_presets() -> None:
     from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 
     grouped = {
-        name: scheme["weights"].group_size
+        name: args.group_size
         for name, scheme in PRESET_SCHEMES.items()
-        if scheme and scheme["weights"].strategy in ("group", "tensor_group")
+        for args in ((scheme or {}).get("input_activations"), (scheme or {}).get("weights"))
+        if args and args.strategy in ("group", "tensor_group")
     }
     assert grouped == quantization_plan.GROUPED_PRESETS
     assert set(PRESET_SCHEMES) - set(grouped) == quantization_plan.UNGROUPED_PRESETS
 
 
 def test_pinning_still_fails_without_an_accelerator() -> None:
-    """When this fails, `compressor._no_pinning_without_accelerator` can go."""
+    """When this fails, `oneshot_run._no_pinning_without_accelerator` can go."""
     import torch
     from llmcompressor.pipelines.cache import IntermediatesCache
 
@@ -168,7 +191,7 @@ def test_pinning_still_fails_without_an_accelerator() -> None:
     cache.append({"x": torch.zeros(2)})
     with pytest.raises(RuntimeError, match="accelerator"):
         cache.pin_memory(0)
-    with compressor._no_pinning_without_accelerator():
+    with oneshot_run._no_pinning_without_accelerator():
         cache.pin_memory(0)
 
 
@@ -176,9 +199,11 @@ def test_calibration_texts_carry_no_doubled_special_tokens(model: Path, texts: P
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = compressor._conversations(str(texts), 2, seed=0)
-    dataset, counted = compressor._calibration(rows, tokenizer, max_length=40)
+    rows = calibration_texts.read(str(texts), 2, seed=0)
+    ids, counted = calibration_texts.encode(rows, tokenizer, max_length=40)
     assert counted == {"rows": 2, "tokens": 80, "cut": 2}
-    first = tokenizer.decode(dataset[0]["input_ids"])
-    assert first.startswith("<|user|>Where is order")
-    assert compressor._conversations(str(texts), 2, seed=1) != rows
+    assert tokenizer.decode(ids[0]).startswith("<|user|>Where is order")
+    assert calibration_texts.read(str(texts), 2, seed=1) != rows
+    whole, begins = calibration_texts.encode_answer(rows[0], tokenizer, 1000)
+    assert tokenizer.decode(whole[begins:]).startswith("Order 47")
+    assert tokenizer.decode(whole[:begins]).endswith("<|assistant|>")

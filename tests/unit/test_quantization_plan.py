@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 
 from registry.errors import StageFailed
-from tasks.engines.quantization_plan import (
-    Module,
-    needs_data,
-    plan_recipe,
-    written_layers,
-)
+from tasks.engines.quantization_plan import Module, plan_recipe, resolve, written_layers
+from tasks.engines.quantization_recipe import needs_data
 
 SHAPES = {
     "self_attn.q_proj": (576, 576),
