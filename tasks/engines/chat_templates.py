@@ -25,7 +25,7 @@ def template_problems(folder: Path, rows: Iterable[Row]) -> list[Problem]:
     """What the chat template in a model's folder cannot show, once for each shape of row.
 
     rows: `{"id", "prompt"[, "messages"][, "tools"]}`. Raises `UserError` for a folder without a
-    tokenizer that can be loaded.
+    tokenizer and template that can be loaded.
     """
     render = renderer(folder)
     problems: list[Problem] = []
@@ -56,6 +56,9 @@ def renderer(folder: Path) -> Render:
     except (OSError, ValueError) as error:
         raise UserError.at(folder, f"has no tokenizer: {error}", "name a model's folder") from None
 
+    if not tokenizer.chat_template:
+        raise UserError.at(folder, "has no chat template", "put its chat_template.jinja there")
+
     def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         text: str = tokenizer.apply_chat_template(
             messages, tools=tools or None, tokenize=False, add_generation_prompt=True
@@ -80,7 +83,7 @@ def not_shown(render: Render, messages: list[dict[str, Any]], tools: list[dict[s
                     return f"leaves out the {what} of message {at + 1} (role {message['role']!r})"
         if tools and render(said, []) == whole:
             return "leaves out the tools"
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError) as error:
         shape = " and tools" if tools else ""
         roles = ", ".join(dict.fromkeys(one["role"] for one in said))
         return f"refuses messages of {roles}{shape}: {error}"
