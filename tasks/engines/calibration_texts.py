@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, StageFailed
+from tasks.conversations import for_template
 
 Row = Mapping[str, Any]
 """`{"messages": [...]}`, with `tools` where the conversation has some."""
@@ -93,7 +94,7 @@ def dataset(ids: Sequence[Sequence[int]]) -> Any:
 def _text(row: Row, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
     last = messages[-1]["role"] if messages else "user"
     text: str = tokenizer.apply_chat_template(
-        list(messages),
+        for_template(messages),
         tools=row.get("tools") or None,
         tokenize=False,
         add_generation_prompt=last != "assistant",
