@@ -115,7 +115,7 @@ def rubric(reply: str, reference: Mapping[str, Any], prompt: str) -> dict[str, f
     allowed = {code.upper() for source in (_nfkc(prompt), *facts, *said) for code in _codes(source)}
     lowered = text.casefold()
     return {
-        "facts": sum(_stands_in(fact, text) for fact in facts) / len(facts) if facts else 1.0,
+        "facts": sum(stands_in(fact, text) for fact in facts) / len(facts) if facts else 1.0,
         "none_wrong": float(all(code.upper() in allowed for code in _codes(text))),
         "language": float((_han_share(text) >= 0.5) == (language == "zh")),
         "polite": float(any(word in lowered for word in POLITE[language])),
@@ -184,7 +184,7 @@ def _satisfaction(reply: str, reference: Mapping[str, Any], prompt: str) -> floa
     return round(sum(WEIGHTS[name] * mark for name, mark in marks.items()), 6)
 
 
-def _stands_in(fact: str, text: str) -> bool:
+def stands_in(fact: str, text: str) -> bool:
     """Whether `fact` stands in `text` as a whole, not as part of a longer code or number."""
     before = r"(?<![A-Za-z0-9])" if fact[:1].isascii() and fact[:1].isalnum() else ""
     after = r"(?![A-Za-z0-9])" if fact[-1:].isascii() and fact[-1:].isalnum() else ""

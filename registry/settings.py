@@ -51,6 +51,10 @@ class Settings(BaseSettings):
         default=SecretStr(""),
         description="API key sent to a teacher that is reached by URL. Never logged.",
     )
+    judge_api_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="API key sent to the model that judges a teacher's answers. Never logged.",
+    )
     engine_start_timeout: float = Field(
         default=600.0,
         gt=0,

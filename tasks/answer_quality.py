@@ -200,7 +200,7 @@ def format_check(rule: FormatRule) -> Callable[[str, Mapping[str, Any]], str]:
             if rule.kind == "structured"
             else score_label(text, reference)
         )
-        return "" if marks["format_valid"] == 1.0 else f"format_valid of `{rule.kind}` is 0"
+        return "" if marks["format_valid"] == 1.0 else f"format_valid is 0 ({rule.kind})"
 
     return by_suite
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 WRAPPERS = ("<|begin_of_solution|>", "<|end_of_solution|>")
@@ -16,12 +17,11 @@ def split_reasoning(text: str, tags: Sequence[tuple[str, str]]) -> tuple[str, st
 
     Reasoning is what stands between a pair of tags; what stands before a closing tag that none
     opens (a template opened it); and, where the text begins with a tag that none closes, all of
-    it. A tag right behind a backtick is spoken about and not meant. Without reasoning the answer is
+    it. A tag right behind a quote is spoken about and not meant. Without reasoning the answer is
     `text`, unchanged.
     """
     reasoning = []
-    for opening, closing in tags:
-        opens, closes = (re.compile(_not_quoted(tag), re.IGNORECASE) for tag in (opening, closing))
+    for opens, closes in ((_pattern(opening), _pattern(closing)) for opening, closing in tags):
         first = closes.search(text)
         begin = opens.search(text)
         if first and (begin is None or begin.start() > first.start()):
@@ -50,13 +50,14 @@ def split_reasoning(text: str, tags: Sequence[tuple[str, str]]) -> tuple[str, st
 def left_over(text: str, tags: Sequence[tuple[str, str]]) -> str | None:
     """A reasoning tag that still stands in an answer: nobody knows where its reasoning ends."""
     for tag in (mark for pair in tags for mark in pair):
-        if found := re.search(_not_quoted(tag), text, re.IGNORECASE):
+        if found := _pattern(tag).search(text):
             return found.group()
     return None
 
 
-def _not_quoted(tag: str) -> str:
-    return r"(?<![`\"'“‘])" + re.escape(tag)
+@lru_cache(maxsize=256)
+def _pattern(tag: str) -> re.Pattern[str]:
+    return re.compile(r"(?<![`\"'“‘])" + re.escape(tag), re.IGNORECASE)
 
 
 def prose_parts(text: str) -> Iterator[str]:

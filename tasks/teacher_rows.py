@@ -48,6 +48,7 @@ class AnswerFile:
 
     def __init__(self, path: Path, rows: int, samples: int = 1) -> None:
         self.path = path
+        self.rows = rows
         self.samples = samples
         self.prompt_tokens = 0
         self.completion_tokens = 0

@@ -31,7 +31,7 @@ MARKER = "PILOTAGE_PROCESS"
 """Environment variable that names the tree a process belongs to; inherited by every child."""
 
 
-SECRETS = ("PILOTAGE_TEACHER_API_KEY", "PILOTAGE_MLFLOW_URI")
+SECRETS = ("PILOTAGE_TEACHER_API_KEY", "PILOTAGE_JUDGE_API_KEY", "PILOTAGE_MLFLOW_URI")
 """Ours alone: a key, and an address that may hold a password."""
 
 
