@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from pydantic import SecretStr
 
 from recipes.schema import TeacherRecipe
 from registry.errors import InfrastructureError, UserError
+from registry.settings import settings
 from tasks.conversations import messages_of, tools_of
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
+from tasks.engines.ray_askers import ask_sharded
 from tasks.progress import LOG
 from tasks.serving import Served
 from tasks.teacher_budget import budget_problem
@@ -40,8 +42,8 @@ def ask_missing(
 ) -> None:
     """Ask for every sample of every row that has no answer.
 
-    Raises `InfrastructureError` where one stays without, and `UserError` where the token budget
-    is spent before. What was answered is kept: another try asks for the others only.
+    Raises `InfrastructureError` where one stays without, and `UserError` where a budget is
+    spent before. What was answered is kept: another try asks for the others only.
     """
     missing = answers.count_missing()
     wanted_in_all = total * recipe.samples
@@ -81,7 +83,11 @@ def ask_missing(
             answers.add(row, result, sample)
 
     server = served.server
-    ask_each(
+    shards: dict[str, Any] = {}
+    ask: Callable[..., None] = ask_each
+    if recipe.ray is not None:
+        ask, shards = ask_sharded, {**recipe.ray.model_dump(), "scratch": settings().home}
+    ask(
         requests(),
         [
             Endpoint(url=url, model=server.served_name, api_key=SecretStr(server.api_key))
@@ -92,6 +98,7 @@ def ask_missing(
         concurrency=recipe.concurrency,
         max_retry_wait=recipe.max_retry_wait,
         request_timeout=recipe.request_timeout,
+        **shards,
     )
     if answers.count_missing() and (problem := budget_problem(answers, recipe)):
         raise UserError(problem)
