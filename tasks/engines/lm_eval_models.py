@@ -7,6 +7,7 @@ send the tools of an item that has some. Importing this module imports neither.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from tasks.conversations import for_template
 from tasks.engines.endpoints import Endpoint
 
 Messages = list[dict[str, Any]]
+
+LONGEST_REASON = 500
+"""Characters of a server's message that are kept."""
 
 DEFAULT_SEED = 1234
 """What lm-eval sends where a suite names no seed; sent by us too, so that it is on record."""
@@ -32,6 +36,34 @@ class Answer(str):
         answer = cls(text)
         answer.finish_reason, answer.output_tokens = finish_reason, output_tokens
         return answer
+
+
+class RequestLog(logging.Filter):
+    """What lm-eval logs of requests, without the key; and what the server last said of one.
+
+    lm-eval 0.4.13 logs a failed request with all its headers, and raises it without the reason.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._key = key
+        self.said = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if self._key:
+            text = text.replace(self._key, "***")
+        record.msg, record.args = text, ()
+        if "Response text:" in text:
+            self.said = text.partition("Status code: ")[2][:LONGEST_REASON]
+        return True
+
+    @classmethod
+    def start(cls, job: Mapping[str, Any]) -> RequestLog:
+        """Of a job's requests, from now on."""
+        log = cls(_api_key(job["model"].get("api_key_env")))
+        logging.getLogger("lm_eval.models.api_models").addFilter(log)
+        return log
 
 
 def seed(job: Mapping[str, Any]) -> int:

@@ -41,7 +41,13 @@ from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, Problem, UserError
 from registry.evidence import ITEM_COLUMNS, ITEMS, AccuracyEvidence, finite, write_summary
 from tasks.engines.chat_templates import template_problems
-from tasks.engines.lm_eval_models import generation, reference_model, seed, served_model
+from tasks.engines.lm_eval_models import (
+    RequestLog,
+    generation,
+    reference_model,
+    seed,
+    served_model,
+)
 from tasks.engines.lm_eval_task import (
     check_conversations,
     conversation_task,
@@ -176,6 +182,7 @@ def _evaluate(job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row])
 
     model = job["model"]
     make = {"chat": served_model, "hf": reference_model}[model["kind"]]
+    requests_log = RequestLog.start(job)
     try:
         results = evaluator.simple_evaluate(
             model=make(job),
@@ -194,8 +201,10 @@ def _evaluate(job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row])
         )
     except (aiohttp.ClientError, requests.RequestException, TimeoutError) as error:
         raise InfrastructureError(
-            f"{model.get('url')}: a request failed in all its attempts: {error!r}"
-        ) from error
+            f"{model.get('url')}: a request failed in all its attempts: "
+            # Not its repr, which holds the headers and so the key.
+            f"{requests_log.said or f'{type(error).__name__} {error}'}"
+        ) from None
     return dict(results)
 
 

@@ -276,7 +276,7 @@ def test_a_task_that_would_change_a_conversation_is_refused(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (503, "503"),
+        (503, 'in all its attempts: 503, Response text: .*"content": "503"'),
         ({"object": "error", "message": "overloaded"}, "a reply without an answer"),
         (completion(None, "abort"), "ended with 'abort'"),
     ],
@@ -288,8 +288,9 @@ def test_a_failed_request_is_never_scored(
     rows = generate(3, {"eval": 4})["eval"]
     bad = rows[2]["prompt"]
     server = serving(lambda prompt: fault if prompt == bad else "{}")
-    with pytest.raises(InfrastructureError, match=message):
+    with pytest.raises(InfrastructureError, match=message) as caught:
         run(tmp_path, job(tmp_path, server, rows))
+    assert "secret-key" not in (tmp_path / "lm_eval.log").read_text() + str(caught.value)
     assert sum(body["messages"][-1]["content"] == bad for body in server.asked) == 3, "retried"
     assert not (tmp_path / "evidence").exists()
 
