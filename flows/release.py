@@ -34,6 +34,7 @@ from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
 from tasks.distillation import distill
+from tasks.draft_checkpoints import CHOSEN, choose_checkpoint
 from tasks.draft_stage import prove_candidate
 from tasks.engines.subprocesses import end_leftovers
 from tasks.judging import Measured, judge_candidates, judged_policy
@@ -143,10 +144,12 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     try:
         if wanted.quantize is not None:
             quantize(wanted.quantize, recipes.quantize[wanted.candidate.quantize])
-        if wanted.draft is not None:
-            train_draft(wanted.draft)
         target = part_of(wanted.target, wanted.below)
-        draft = part_of(wanted.draft) if wanted.draft else None
+        draft = None
+        if wanted.draft_training and wanted.draft and recipes.draft:
+            train_draft(wanted.draft_training, recipes.draft)
+            choose_checkpoint(wanted.draft, target)
+            draft = part_of(wanted.draft, CHOSEN)
         bundle = bundle_of(wanted.name, target, draft, wanted.config)
     except StageFailed as error:
         LOG.error("%s: %s", wanted.name, error)

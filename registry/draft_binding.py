@@ -117,6 +117,8 @@ def lineage_problems(draft: Part, target: Part, store_root: Path) -> list[str]:
     """Whether both come from one student, by what their manifests say.
 
     A draft has no tokenizer of its own: it speaks its student's, so the target has to as well.
+    A draft that names a target (trained for quantized weights, or chosen by serving it with them)
+    is one for these weights only.
     """
     problems = []
     trained_for, made_from = student_of(draft, store_root), student_of(target, store_root)
@@ -129,6 +131,14 @@ def lineage_problems(draft: Part, target: Part, store_root: Path) -> list[str]:
         problems.append(
             f"the draft was trained for the student {_student(trained_for)}, "
             f"the target was made from {_student(made_from)}"
+        )
+    own, given = _manifest(draft, store_root), _manifest(target, store_root)
+    bound = own.parents.get("target") if own else None
+    if bound and given and bound["digest"] != given.digest:
+        problems.append(
+            f"the draft was made for {bound['stage']} {bound['key'][:12]} with content "
+            f"{bound['digest'][:12]}, this is {given.stage} {given.key[:12]} with "
+            f"{given.digest[:12]}"
         )
     if trained_for is not None:
         spoken = store_root / STUDENT_STAGE / trained_for.key / "files" / MERGED
@@ -158,17 +168,18 @@ def _read(path: Path) -> Manifest | None:
 # -- the folders -----------------------------------------------------------------------------
 
 
-def folder_problems(draft: Path, target: Path) -> list[str]:
+def folder_problems(draft: Path, target: Path, *, embeddings: bool = True) -> list[str]:
     """What configs, tokenizers and weights of the two folders say against the pair.
 
-    Of the draft both layouts are known, speculators' and EAGLE's own.
+    Of the draft both layouts are known, speculators' and EAGLE's own. Without `embeddings` its
+    copy of them may be another's: training puts the target's there.
     """
     try:
         wanted = _DraftShape.read(json_object(draft / "config.json"))
         given = _TargetShape.read(json_object(target / "config.json"))
         return [
             *_shape_problems(wanted, given),
-            *_weight_problems(wanted, given, tensors(draft), tensors(target)),
+            *_weight_problems(wanted, given, tensors(draft), tensors(target), embeddings),
             *_tokenizer_problems(draft, target, "the draft"),
         ]
     except UserError as error:
@@ -267,6 +278,7 @@ def _weight_problems(
     target: _TargetShape,
     drafts: dict[str, Tensor],
     targets: dict[str, Tensor],
+    embeddings: bool,
 ) -> Iterator[str]:
     fused = drafts.get("fc.weight")
     reads = AUX_LAYERS * target.hidden
@@ -281,7 +293,7 @@ def _weight_problems(
                 yield f"vocabulary: {name} has {table.shape} entries, {entries} are needed"
     copied = _embeddings(drafts)
     own = _embeddings(targets)
-    if copied is None or own is None or not draft.frozen_embeddings:
+    if copied is None or own is None or not (embeddings and draft.frozen_embeddings):
         return
     if copied.shape != own.shape:
         yield f"embeddings: the draft has {copied.shape}, the target {own.shape}"

@@ -32,6 +32,7 @@ from registry.errors import Problem, UserError
 from tasks import (
     accuracy,
     distillation,
+    draft_checkpoints,
     draft_stage,
     latency,
     models,
@@ -71,12 +72,16 @@ class ResolvedRelease(BaseModel):
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """The stages of one bundle. `target` is the student itself where nothing is quantized."""
+    """The stages of one bundle. `target` is the student itself where nothing is quantized.
+
+    `draft_training` leaves a few checkpoints, `draft` is the one that the engine chose.
+    """
 
     candidate: Candidate
     quantize: Stage | None
     target: Stage
     below: str
+    draft_training: Stage | None
     draft: Stage | None
     config: dict[str, Any]
     serving: Stage
@@ -103,7 +108,6 @@ class ReleasePlan:
     teacher_accuracy: Stage
     student_base: Stage
     distill: Stage
-    draft: Stage | None
     candidates: list[CandidatePlan]
 
     def stages(self) -> list[Stage]:
@@ -115,7 +119,8 @@ class ReleasePlan:
             self.student_base,
             self.distill,
             *(candidate.quantize for candidate in self.candidates),
-            self.draft,
+            *(candidate.draft_training for candidate in self.candidates),
+            *(candidate.draft for candidate in self.candidates),
         ]
         for candidate in self.candidates:
             measured = [
@@ -127,7 +132,7 @@ class ReleasePlan:
             if serving.known_infeasible(candidate.serving):
                 measured = [candidate.accuracy_reference]
             ordered += [candidate.serving, *measured]
-        # Two candidates may share a quantization.
+        # Two candidates may share a quantization, or a draft.
         return list({stage.key: stage for stage in ordered if stage is not None}.values())
 
 
@@ -243,7 +248,6 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
     student = distillation.stage(
         resolved.distill, base, answers, teacher_model, teacher.context, suite
     )
-    draft = speculation.stage(resolved.draft, student, data) if resolved.draft else None
 
     def candidate_plan(candidate: Candidate) -> CandidatePlan:
         recipe = resolved.quantize[candidate.quantize]
@@ -253,15 +257,24 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
             else None
         )
         target = quantized or student
-        own_draft = draft if candidate.draft else None
-        tokens = resolved.draft.num_speculative_tokens if own_draft and resolved.draft else None
-        config = serving.bundle_config(resolved.serve[candidate.serve], tokens)
+        wanted = resolved.draft if candidate.draft else None
+        serve = resolved.serve[candidate.serve]
+        config = serving.bundle_config(serve, wanted.num_speculative_tokens if wanted else None)
+        training = own_draft = None
+        if wanted is not None:
+            training = speculation.stage(
+                wanted, student, data, quantized, serving.bundle_config(serve, None)
+            )
+            own_draft = draft_checkpoints.stage(
+                candidate.name, wanted, training, student, target, config
+            )
         parents = {"target": target, **({"draft": own_draft} if own_draft else {})}
         return CandidatePlan(
             candidate=candidate,
             quantize=quantized,
             target=target,
             below="" if quantized else "merged",
+            draft_training=training,
             draft=own_draft,
             config=config,
             serving=serving.stage(candidate.name, parents, config),
@@ -291,7 +304,6 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
         teacher_accuracy=accuracy.stage("teacher", suite, data, teacher_parents, teacher_config),
         student_base=base,
         distill=student,
-        draft=draft,
         candidates=[candidate_plan(candidate) for candidate in release.candidates],
     )
 

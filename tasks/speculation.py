@@ -1,7 +1,13 @@
-"""Stage `draft`: an EAGLE3 draft for the merged student, trained on the student's own answers."""
+"""Stage `draft`: an EAGLE3 draft for the merged student or for a candidate's quantized weights.
+
+Trained on the target's own answers. Files: `checkpoints/epoch-N` for a few epochs, `held_out.jsonl`
+with the prompts that were kept apart, `report.md` and `report.json`. Which checkpoint is served,
+the engine decides (`tasks/draft_checkpoints.py`).
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,46 +15,154 @@ from prefect import task
 
 from recipes.schema import DraftRecipe
 from registry.artifacts import ArtifactRef, Stage
-from registry.provenance import tools
+from registry.digests import digest_of_folder
+from registry.errors import UserError
+from registry.json_files import json_object
+from registry.provenance import engine_version, hardware, tools
 from registry.settings import settings
-from tasks.conversations import chat_of
+from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
-from tasks.engines.draft_vocab import check_draft
+from tasks.draft_reports import write_training_report
+from tasks.engines.draft_states import layer_ids_for
 from tasks.engines.subprocesses import run_job
+from tasks.engines.vllm_server import VllmServer
+from tasks.engines.vllm_states import asked_layers, server_arguments, server_environment
 from tasks.prompt_files import read_jsonl, write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
-VERSION = 1
+VERSION = 2
+
+_NOT_TRAINED = {"description", "target", "init_from", "states", "max_acceptance_gap"}
+"""Of the recipe: what judges afterwards, and what the key holds otherwise."""
 
 
-def stage(recipe: DraftRecipe, student: Stage, prompts: Stage) -> Stage:
+def stage(
+    recipe: DraftRecipe,
+    student: Stage,
+    prompts: Stage,
+    quantized: Stage | None = None,
+    serve: dict[str, Any] | None = None,
+) -> Stage:
+    """`quantized`: the candidate's own weights, where the draft is trained for them.
+
+    `serve`: engine arguments and environment of the server that answers, where vLLM does. Raises
+    `UserError` for a published draft that is not there, and for states without a server.
+    """
+    config = recipe.model_dump(mode="json", exclude=_NOT_TRAINED)
+    config["states"] = source = states_source(recipe)
+    names = tools("torch", "transformers", "speculators", "hs-connectors")
+    parents = {"student": student, "prompts": prompts}
+    if recipe.target == "candidate" and quantized is not None:
+        parents["target"] = quantized
+        names |= tools("compressed-tensors")
+    if source == "vllm":
+        if serve is None:
+            raise UserError.at("draft: states", "vllm needs the serve recipe of a candidate")
+        config["serve"] = serve
+        names["vllm"] = engine_version()
+    inputs = {}
+    if recipe.init_from is not None:
+        inputs["init_from"] = digest_of_folder(published(recipe.init_from))
     return Stage(
         name="draft",
+        label=quantized.label if "target" in parents and quantized else "",
         version=VERSION,
-        config=recipe.model_dump(mode="json", exclude={"description"}),
-        parents={"student": student, "prompts": prompts},
-        tools=tools("torch", "transformers", "speculators", "hs-connectors"),
+        config=config,
+        parents=parents,
+        inputs=inputs,
+        tools=names,
     )
 
 
+def published(folder: str) -> Path:
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise UserError.at(
+            f"draft: init_from: {folder}",
+            "is no folder with a config.json",
+            "give the folder of a published draft",
+        )
+    return path
+
+
+def states_source(recipe: DraftRecipe) -> str:
+    """Who answers and gives the states: `vllm` or `transformers`."""
+    if recipe.states == "auto":
+        return "vllm" if hardware()["gpus"] else "transformers"
+    return recipe.states
+
+
 @task(name="draft", **TASK_OPTIONS)
-def train_draft(stage: Stage) -> ArtifactRef:
-    """Train the draft. Raises `StageFailed` when its vocabulary map could not be served."""
+def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
+    """Train the draft. Raises `StageFailed` when its states or its vocabulary map are wrong."""
 
     def produce(folder: Path) -> dict[str, Any]:
         rows = read_jsonl(folder_of(stage.parents["prompts"]) / "draft.jsonl")
         prompts = log_file(stage, "prompts").with_suffix(".jsonl")
-        write_jsonl(prompts, [{"id": row["id"], **chat_of(row)} for row in rows])
-        target = merged(stage.parents["student"])
+        write_jsonl(prompts, [prompt_row(row) for row in rows])
+        quantized = stage.parents.get("target")
+        target = folder_of(quantized) if quantized else merged(stage.parents["student"])
         job = {
-            **{key: value for key, value in stage.config.items() if key != "kind"},
+            **{key: value for key, value in stage.config.items() if key not in ("kind", "serve")},
             "target": str(target),
             "prompts_file": str(prompts),
+            "samples_dir": None,
             "out_dir": str(folder),
+            "init_from": str(Path(recipe.init_from).resolve()) if recipe.init_from else None,
             "threads": settings().cpu_threads,
         }
-        result = run_job("tasks.engines.speculators_train", job, log=log_file(stage))
-        check_draft(folder, target)
+        found: dict[str, Any] = {}
+        samples = folder / "samples"
+        if stage.config["states"] == "vllm":
+            found = gather_states(stage, job, samples)
+            job["samples_dir"] = str(samples)
+        result = run_job("tasks.engines.speculators_train", job, log=log_file(stage)) | found
+        shutil.rmtree(samples, ignore_errors=True)
+        write_training_report(folder, result)
         return result
 
     return make(stage, produce)
+
+
+def prompt_row(row: dict[str, Any]) -> dict[str, Any]:
+    asked = {"id": row["id"], "segment": row["segment"], "messages": messages_of(row)}
+    return {**asked, "tools": tools_of(row)} if tools_of(row) else asked
+
+
+def gather_states(stage: Stage, job: dict[str, Any], samples: Path) -> dict[str, Any]:
+    """Answers and states from a vLLM server of the target, into `samples`.
+
+    The server is started for it alone and ends before the training needs the memory. Raises as
+    `VllmServer` and `vllm_states.gather` do.
+    """
+    target, serve = Path(job["target"]), stage.config["serve"]
+    config = json_object(target / "config.json")
+    layers = int(config.get("text_config", config)["num_hidden_layers"])
+    layer_ids = layer_ids_for(target, Path(job["init_from"]) if job["init_from"] else None)
+    cuda = bool(hardware()["gpus"])
+    written = samples / "written"
+    written.mkdir(parents=True)
+    server = VllmServer(
+        target=target,
+        served_name="target",
+        engine_args=server_arguments(
+            serve["engine_args"], asked_layers(layer_ids, layers), written, cuda=cuda
+        ),
+        env=server_environment(serve["env"], cuda=cuda),
+        log=log_file(stage, "serve"),
+    )
+    with server:
+        asked = {
+            **job,
+            "samples_dir": str(samples),
+            "layer_ids": layer_ids,
+            "url": server.url,
+            "served_name": server.served_name,
+        }
+        found = run_job(
+            "tasks.engines.vllm_states",
+            asked,
+            log=log_file(stage, "states"),
+            env={"PILOTAGE_STATES_KEY": server.api_key},
+        )
+    return {"state_errors": found["state_errors"]}

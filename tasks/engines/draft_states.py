@@ -1,9 +1,11 @@
-"""What an EAGLE3 draft learns from: the target's own greedy answers and its hidden states on them.
+"""What an EAGLE3 draft learns from: the target's own answers and its hidden states on them.
 
 Which states, read from the sources of vLLM 0.32 and speculators 0.9 and proved by
-`tests/integration/test_speculators_train.py`: layer id i is the output after i layers (0: the
+`tests/integration/test_draft_states.py`: layer id i is the output after i layers (0: the
 embeddings); the last states are taken before the final norm, because speculators' model applies
-the target's norm itself. All stays in memory: 4 x hidden size numbers per token.
+the target's norm itself.
+
+This is transformers' way; `tasks/engines/vllm_states.py` has them from a vLLM server.
 """
 
 from __future__ import annotations
@@ -16,27 +18,56 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, UserError
+from registry.json_files import json_object
+from tasks.conversations import for_template
 
 GENERATE_BATCH = 64
 """Prompts generated at once; they are sorted by length, so that padding stays small."""
 
+MOST_HELD_OUT = 200
+"""The engine answers them one at a time, several times over."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as the server renders it."""
+
+    id: str
+    segment: str
+    tokens: tuple[int, ...]
+    row: dict[str, Any]
+    """`messages` and, where there are some, `tools`."""
+
 
 @dataclass
 class Sample:
-    """One prompt with the target's own answer; `states` are filled by `record_states`."""
+    """One prompt with the target's own answer, and its states once they are recorded."""
 
     id: str
     tokens: list[int]
     prompt_length: int
     finished: bool
+    segment: str = ""
     states: Any = None
     """Tensor [tokens, len(layer_ids) * hidden]: outputs after those layers, ascending ids."""
     last_states: Any = None
     """Tensor [tokens, hidden]: output of the last layer, before the final norm."""
+    states_file: Path | None = None
+    """Where both lie as safetensors, for a sample that is not kept in memory."""
 
     @property
     def answer(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    def recorded(self) -> tuple[Any, Any]:
+        """`states` and `last_states`, read from the file where they lie in one."""
+        if self.states is not None:
+            return self.states, self.last_states
+        from safetensors.torch import load_file
+
+        assert self.states_file is not None, "no states were recorded"
+        kept = load_file(self.states_file)
+        return kept["states"], kept["last_states"]
 
 
 def auxiliary_layers(num_layers: int) -> list[int]:
@@ -56,71 +87,132 @@ def auxiliary_layers(num_layers: int) -> list[int]:
     return [num_layers - 2 * step, num_layers - step, num_layers]
 
 
-def render_prompts(file: Path, tokenizer: Any) -> list[tuple[str, list[int]]]:
-    """(id, prompt tokens) of each row, exactly as a chat server renders its messages.
+def layer_ids_for(target: Path, published: Path | None = None) -> list[int]:
+    """Those that a published draft names, else the default for a target of this depth."""
+    config = json_object(target / "config.json")
+    default = auxiliary_layers(int(config.get("text_config", config)["num_hidden_layers"]))
+    if published is None:
+        return default
+    return named_layer_ids(json_object(published / "config.json")) or default
+
+
+def named_layer_ids(config: dict[str, Any]) -> list[int] | None:
+    """The target's layers that a draft reads, in both layouts; None: the engine's default."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    return config.get(name) or (config.get("eagle_config") or {}).get(name)
+
+
+def render_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
+    """The prompts of `file`, tokenized exactly as a chat server renders their messages.
 
     Rows with the same prompt are taken once, so that none is both trained on and held out.
     Raises `UserError` naming every row without messages.
     """
     problems: list[Problem] = []
-    prompts: dict[tuple[int, ...], str] = {}
+    prompts: dict[tuple[int, ...], Prompt] = {}
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             row = json.loads(line)
             if not row.get("messages"):
                 problems.append(Problem(f"{file}:{number}", "no `messages`"))
                 continue
+            asked = {name: row[name] for name in ("messages", "tools") if row.get(name)}
             text = tokenizer.apply_chat_template(
-                row["messages"], tokenize=False, add_generation_prompt=True
+                for_template(asked["messages"]),
+                tools=asked.get("tools"),
+                tokenize=False,
+                add_generation_prompt=True,
             )
-            tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-            prompts.setdefault(tuple(tokens), str(row.get("id", number)))
+            tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            name, segment = str(row.get("id", number)), str(row.get("segment", ""))
+            prompts.setdefault(tokens, Prompt(name, segment, tokens, asked))
     if problems:
         raise UserError(problems)
-    return [(name, list(tokens)) for tokens, name in prompts.items()]
+    return list(prompts.values())
+
+
+def split(prompts: Sequence[Prompt], share: float, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """For training, and held out: every segment has its share in both.
+
+    At least one and at most `MOST_HELD_OUT` are held out. Seeded; the same for the same prompts
+    in any order.
+    """
+    shuffled = sorted(prompts, key=lambda prompt: prompt.id)
+    random.Random(seed).shuffle(shuffled)
+    shuffled.sort(key=lambda prompt: prompt.segment)
+    total = len(shuffled)
+    count = max(0, min(max(1, round(total * share)), MOST_HELD_OUT, total - 1))
+    # Equal steps through prompts that are sorted by segment.
+    chosen = {(2 * place + 1) * total // (2 * count) for place in range(count)}
+    held_out = [prompt for place, prompt in enumerate(shuffled) if place in chosen]
+    train = [prompt for place, prompt in enumerate(shuffled) if place not in chosen]
+    return train, held_out
+
+
+def fitting(prompts: Sequence[Prompt], max_length: int) -> list[Prompt]:
+    """Those that leave room for an answer of two tokens, shortest first."""
+    room = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= max_length]
+    return sorted(room, key=lambda prompt: len(prompt.tokens))
+
+
+def sample_of(
+    prompt: Prompt, answer: Sequence[int], finished: bool, max_length: int
+) -> Sample | None:
+    """Prompt and answer, cut at `max_length`; None below two answer tokens: nothing to draft."""
+    tokens = [*prompt.tokens, *answer][:max_length]
+    if len(tokens) < len(prompt.tokens) + 2:
+        return None
+    whole = len(tokens) == len(prompt.tokens) + len(answer)
+    return Sample(prompt.id, tokens, len(prompt.tokens), finished and whole, prompt.segment)
 
 
 def own_answers(
-    target: Any, prompts: Sequence[tuple[str, list[int]]], end_ids: list[int], job: dict[str, Any]
-) -> tuple[list[Sample], int]:
-    """The greedy answer of `target` to each prompt, end-of-turn token included; count of dropped.
+    target: Any,
+    prompts: Sequence[Prompt],
+    end_ids: list[int],
+    *,
+    max_length: int,
+    response_tokens: int,
+    temperature: float = 0.0,
+) -> list[Sample]:
+    """The answer of `target` to each prompt that gives one, end-of-turn token included.
 
-    Prompts that leave no room in `max_length` and answers below two tokens (nothing to draft)
-    are dropped. The checkpoint's own sampling defaults are replaced, not merged.
+    Greedy at temperature 0, else sampled from torch's generator. The checkpoint's own sampling
+    defaults are replaced, not merged.
     """
     import torch
     from transformers import GenerationConfig
 
-    max_length, longest = int(job["max_length"]), int(job["response_tokens"])
-    fitting = sorted((p for p in prompts if len(p[1]) + 2 <= max_length), key=lambda p: len(p[1]))
-    greedy = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=longest,
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    config = GenerationConfig(
+        **sampling,
+        max_new_tokens=response_tokens,
         eos_token_id=end_ids,
         pad_token_id=end_ids[0],
     )
+    asked = fitting(prompts, max_length)
     samples: list[Sample] = []
-    for first in range(0, len(fitting), GENERATE_BATCH):
-        batch = fitting[first : first + GENERATE_BATCH]
-        width = max(len(tokens) for _, tokens in batch)
-        padded = [[end_ids[0]] * (width - len(tokens)) + tokens for _, tokens in batch]
-        mask = [[0] * (width - len(tokens)) + [1] * len(tokens) for _, tokens in batch]
+    for first in range(0, len(asked), GENERATE_BATCH):
+        batch = asked[first : first + GENERATE_BATCH]
+        width = max(len(prompt.tokens) for prompt in batch)
+        padded = [[end_ids[0]] * (width - len(p.tokens)) + [*p.tokens] for p in batch]
+        mask = [[0] * (width - len(p.tokens)) + [1] * len(p.tokens) for p in batch]
         with torch.inference_mode():
             output = target.generate(
                 input_ids=torch.tensor(padded, device=target.device),
                 attention_mask=torch.tensor(mask, device=target.device),
-                generation_config=greedy,
+                generation_config=config,
             )
-        for (name, prompt), row in zip(batch, output[:, width:].tolist(), strict=True):
+        for prompt, row in zip(batch, output[:, width:].tolist(), strict=True):
             ends = [i for i, token in enumerate(row) if token in end_ids]
             answer = row[: ends[0] + 1] if ends else row
-            tokens = (prompt + answer)[:max_length]
-            finished = bool(ends) and len(tokens) == len(prompt) + len(answer)
-            sample = Sample(name, tokens, len(prompt), finished)
-            if len(sample.answer) >= 2:
+            sample = sample_of(prompt, answer, bool(ends), max_length)
+            if sample is not None:
                 samples.append(sample)
-        print(f"answers: {first + len(batch)} of {len(fitting)} prompts", flush=True)
-    return samples, len(prompts) - len(samples)
+        print(f"answers: {first + len(batch)} of {len(asked)} prompts", flush=True)
+    return samples
 
 
 def record_states(target: Any, samples: Sequence[Sample], layer_ids: Sequence[int]) -> None:
@@ -155,11 +247,3 @@ def record_states(target: Any, samples: Sequence[Sample], layer_ids: Sequence[in
                 sample.last_states = last[row, : len(sample.tokens)].clone()
     finally:
         hook.remove()
-
-
-def split(samples: list[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
-    """A seeded random part of the samples for training, the rest (at least one) held out."""
-    shuffled = sorted(samples, key=lambda sample: sample.id)
-    random.Random(seed).shuffle(shuffled)
-    count = min(max(1, round(len(samples) * share)), len(samples) - 1)
-    return shuffled[count:], shuffled[:count]

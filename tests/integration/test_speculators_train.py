@@ -1,173 +1,45 @@
-"""EAGLE3 draft training: the right states, speculators' own loop, and what vLLM makes of it.
-
-The target is trained on the spot (seconds): a Llama of three layers that answers templated
-questions with sentences it has learned by heart, so that its greedy answers can be drafted.
-"""
+"""EAGLE3 draft training: speculators' own loop, a published draft, and what vLLM makes of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import random
-from collections.abc import Iterator
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from recipes.schema import Sampling
+from eval_suites.draft_checkpoints import Acceptance
 from registry.errors import StageFailed, UserError
 from registry.settings import settings
-from tasks.engines.draft_states import Sample, auxiliary_layers, record_states, render_prompts
-from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
-from tasks.engines.speculators_train import (
-    LossLog,
-    new_draft,
-    score,
-    train_draft,
-    training_row,
-    without_accelerator,
-)
+from tasks.engines.draft_fit import LossLog, kept_epochs, without_accelerator
+from tasks.engines.draft_model import draft_targets, new_draft, read_draft
+from tasks.engines.draft_score import coverage, score
+from tasks.engines.draft_states import Sample
+from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
+from tasks.engines.greedy_agreement import compare, greedy_answers
+from tasks.engines.published_draft import start_from
+from tasks.engines.speculators_train import train_draft
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
-
-pytestmark = pytest.mark.alone
-
-SPECULATIVE_TOKENS = 3
-CITIES = [
-    "Berlin",
-    "Paris",
-    "Lyon",
-    "Madrid",
-    "Oslo",
-    "Rome",
-    "Vienna",
-    "Prague",
-    "Lisbon",
-    "Dublin",
-]
-CARGO = ["steel", "timber", "paper", "glass", "apples", "furniture", "machines", "textiles"]
-VEHICLES = ["van", "truck", "trailer", "flatbed"]
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+from tests.integration.draft_target import (
+    QUICK,
+    QUICK_ENV,
+    SPECULATIVE_TOKENS,
+    job,
+    make_target,
+    write_prompts,
 )
 
-
-def conversation(rng: random.Random) -> tuple[str, str]:
-    """A question and its one right answer."""
-    start, goal = rng.sample(CITIES, 2)
-    cargo, vehicle = rng.choice(CARGO), rng.choice(VEHICLES)
-    if rng.random() < 0.5:
-        return (
-            f"Where is my {cargo} from {start} to {goal}?",
-            f"Your {cargo} left {start} by {vehicle_of(cargo)} and will arrive in {goal} soon. "
-            f"Please have the papers for {cargo} ready at the gate in {goal}.",
-        )
-    return (
-        f"I need a {vehicle} to {goal} for {cargo}.",
-        f"We booked a {vehicle} to {goal} for your {cargo}. The driver will call you before he "
-        f"arrives. Thank you for shipping {cargo} with us.",
-    )
-
-
-def vehicle_of(cargo: str) -> str:
-    return VEHICLES[len(cargo) % len(VEHICLES)]
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target in bfloat16 with tokenizer and chat template; 0.6 million parameters."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("target")
-    rng = random.Random(0)
-    pairs = [conversation(rng) for _ in range(600)]
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    specials = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
-    bpe.train_from_iterator(
-        (text for pair in pairs for text in pair),
-        trainers.BpeTrainer(
-            vocab_size=512,
-            special_tokens=specials,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|end|>"
-    )
-    tokenizer.chat_template = TEMPLATE
-    rows = [
-        tokenizer(f"<|user|>{question}<|end|><|assistant|>{answer}<|end|>")["input_ids"]
-        for question, answer in pairs
-    ]
-
-    torch.manual_seed(0)
-    torch.set_num_threads(settings().cpu_threads)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=512,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    steps = 150
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    for _ in range(steps):
-        batch = rng.sample(rows, 16)
-        width = max(len(row) for row in batch)
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in batch])
-        loss = model(input_ids=ids, labels=ids.masked_fill(ids == 0, -100)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def write_prompts(file: Path, count: int, seed: int) -> Path:
-    rng = random.Random(seed)
-    with file.open("w", encoding="utf-8") as out:
-        for number in range(count):
-            messages = [{"role": "user", "content": conversation(rng)[0]}]
-            out.write(json.dumps({"id": f"p{number}", "messages": messages}) + "\n")
-    return file
-
-
-def job(target: Path, folder: Path, **changes: Any) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    fields = {
-        "target": str(target),
-        "prompts_file": str(write_prompts(folder / "prompts.jsonl", 250, seed=1)),
-        "out_dir": str(folder / "draft"),
-        "num_layers": 1,
-        "draft_vocab_size": 384,
-        "epochs": 4,
-        "learning_rate": 2e-3,
-        "max_length": 128,
-        "response_tokens": 64,
-        "num_speculative_tokens": SPECULATIVE_TOKENS,
-        "seed": 0,
-        "threads": settings().cpu_threads,
-    }
-    return fields | changes
+    return make_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -182,93 +54,6 @@ def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         result = run_job("tasks.engines.speculators_train", asked, log=folder / "draft.log")
     settings.cache_clear()
     return folder / "draft", result
-
-
-# -- the states ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layers", range(2, 40))
-def test_layer_ids_are_three_and_ascending(layers: int) -> None:
-    ids = auxiliary_layers(layers)
-    assert len(ids) == 3
-    assert ids == sorted(set(ids))
-    assert ids[0] >= 0
-    assert ids[-1] <= layers
-    if layers >= 7:
-        assert ids == [2, layers // 2, layers - 3]
-
-
-def test_one_layer_is_refused() -> None:
-    with pytest.raises(UserError, match="one layer"):
-        auxiliary_layers(1)
-
-
-@pytest.fixture
-def recorded(target: Path, tmp_path: Path) -> Iterator[tuple[Any, list[Sample]]]:
-    """The target in float32 and four samples of different lengths with recorded states."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    prompts = render_prompts(write_prompts(tmp_path / "p.jsonl", 4, seed=2), tokenizer)
-    samples = [
-        Sample(name, tokens + [5] * (3 + index), len(tokens), finished=False)
-        for index, (name, tokens) in enumerate(prompts)
-    ]
-    record_states(model, samples, [0, 1, 3])
-    yield model, samples
-
-
-def test_states_are_layer_outputs_and_the_last_is_before_the_norm(
-    recorded: tuple[Any, list[Sample]],
-) -> None:
-    import torch
-
-    model, samples = recorded
-    decoder, outputs = model.model, {}
-    for number, layer in enumerate(decoder.layers, 1):
-        layer.register_forward_hook(
-            lambda _, __, output, number=number: outputs.__setitem__(number, output)
-        )
-    for sample in samples:
-        # Alone and unpadded, so equality also proves that padding in a batch leaked nothing.
-        with torch.inference_mode():
-            whole = model(torch.tensor([sample.tokens]), output_hidden_states=True)
-        embedded = decoder.embed_tokens(torch.tensor(sample.tokens))
-        expected = torch.cat([embedded, outputs[1][0], outputs[3][0]], dim=-1)
-        torch.testing.assert_close(sample.states, expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(sample.last_states, outputs[3][0], atol=1e-4, rtol=1e-4)
-        normed = decoder.norm(sample.last_states)
-        # transformers' own last entry is already normed: the trap this test is for.
-        torch.testing.assert_close(normed, whole.hidden_states[-1][0], atol=1e-4, rtol=1e-4)
-        assert not torch.allclose(sample.last_states, whole.hidden_states[-1][0], atol=1e-2)
-        torch.testing.assert_close(model.lm_head(normed), whole.logits[0], atol=1e-3, rtol=1e-3)
-
-
-def test_training_row_puts_each_token_beside_the_state_before_it(
-    recorded: tuple[Any, list[Sample]],
-) -> None:
-    import torch
-
-    sample = recorded[1][0]
-    row = training_row(sample)
-    assert row["input_ids"].tolist() == sample.tokens[1:]
-    assert torch.equal(row["hidden_states"], sample.states[:-1])
-    assert torch.equal(row["verifier_last_hidden_states"], sample.last_states[1:])
-    # From the answer's first token on, up to the token before its last.
-    learned = [position for position, used in enumerate(row["loss_mask"].tolist()) if used]
-    assert learned == list(range(sample.prompt_length - 1, len(sample.tokens) - 2))
-
-
-def test_prompt_rows_without_messages_are_all_named(target: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"id": "a"}\n{"id": "b", "messages": []}\n')
-    with pytest.raises(UserError) as caught:
-        render_prompts(file, AutoTokenizer.from_pretrained(target))
-    assert [problem.where for problem in caught.value.problems] == [f"{file}:1", f"{file}:2"]
 
 
 # -- training ------------------------------------------------------------------------------------
@@ -319,13 +104,25 @@ def test_same_seed_same_bytes(target: Path, tmp_path: Path) -> None:
         asked = job(target, tmp_path / name, epochs=1)
         write_prompts(Path(asked["prompts_file"]), 24, seed=1)
         train_draft(asked)
-        files = sorted(Path(asked["out_dir"]).iterdir())
-        assert [file.name for file in files] == ["config.json", "model.safetensors"]
-        digests.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+        files = sorted(Path(asked["out_dir"]).rglob("*"))
+        digests.append(
+            {
+                file.relative_to(asked["out_dir"]).as_posix(): hashlib.sha256(
+                    file.read_bytes()
+                ).hexdigest()
+                for file in files
+                if file.is_file()
+            }
+        )
+    assert set(digests[0]) == {
+        "held_out.jsonl",
+        "checkpoints/epoch-1/config.json",
+        "checkpoints/epoch-1/model.safetensors",
+    }
     assert digests[0] == digests[1]
 
 
-def test_result_and_checkpoint(trained: tuple[Path, dict[str, Any]], target: Path) -> None:
+def test_result_and_checkpoints(trained: tuple[Path, dict[str, Any]], target: Path) -> None:
     from safetensors import safe_open
 
     folder, result = trained
@@ -333,33 +130,69 @@ def test_result_and_checkpoint(trained: tuple[Path, dict[str, Any]], target: Pat
     assert result["truncated"] == 0
     assert result["layer_ids"] == [1, 2, 3]
     assert result["vocab_coverage"] > 0.95
+    assert set(result["vocab_coverage_by_segment"]) == {"book", "track"}
     assert result["target_agreement"] > 0.95
     assert len(result["train_loss"]) == len(result["held_out_loss"]) == 4
     assert result["train_loss"][-1] < result["train_loss"][0]
     assert result["acceptance"] == sorted(result["acceptance"], reverse=True)
     assert result["acceptance_length"] == pytest.approx(1 + sum(result["acceptance"]), abs=1e-4)
 
-    config = json.loads((folder / "config.json").read_text())
+    losses = result["held_out_loss"]
+    assert result["kept_epochs"] == [epoch + 1 for epoch in kept_epochs(losses, 2)]
+    assert set(result["expected"]) == {str(epoch) for epoch in result["kept_epochs"]}
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == [f"epoch-{epoch}" for epoch in result["kept_epochs"]]
+    held_out = [json.loads(line) for line in (folder / "held_out.jsonl").open()]
+    assert len(held_out) == result["held_out"] == round(0.1 * result["prompts"])
+    assert {row["segment"] for row in held_out} == {"book", "track"}
+
+    chosen = folder / "checkpoints" / f"epoch-{result['best_epoch']}"
+    config = json.loads((chosen / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["dtype"] == "bfloat16"
     assert str(target) not in json.dumps(config)
-    with safe_open(folder / "model.safetensors", framework="pt") as weights:
+    with safe_open(chosen / "model.safetensors", framework="pt") as weights:
         kinds = {name: str(weights.get_tensor(name).dtype) for name in weights.keys()}  # noqa: SIM118
     assert kinds.pop("d2t") == "torch.int64"
     assert kinds.pop("t2d") == "torch.bool"
     assert set(kinds.values()) == {"torch.bfloat16"}
 
 
-def test_score_counts_as_the_server_does(
-    recorded: tuple[Any, list[Sample]], target: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("losses", "count", "kept"),
+    [
+        ([3.0], 2, [0]),
+        ([3.0, 2.0, 1.0], 1, [2]),
+        ([3.0, 1.0, 2.0], 1, [1]),
+        ([3.0, 1.0, 2.0], 2, [1, 2]),
+        ([3.0, 2.0, 1.0], 2, [2]),
+        ([1.0, 3.0, 2.0, 4.0], 3, [0, 2, 3]),
+        ([1.0, 1.0], 1, [0]),
+    ],
+)
+def test_kept_are_the_best_epoch_and_the_last_ones(
+    losses: list[float], count: int, kept: list[int]
 ) -> None:
+    assert kept_epochs(losses, count) == kept
+
+
+def test_coverage_is_told_by_segment() -> None:
+    def sample(segment: str, *answer: int) -> Sample:
+        return Sample(segment, [9, 9, *answer], 2, True, segment)
+
+    told = coverage([sample("a", 1, 2, 3), sample("a", 1), sample("b", 7, 1)], {1, 2})
+    assert told == {
+        "vocab_coverage": round(4 / 6, 6),
+        "vocab_coverage_by_segment": {"a": 0.75, "b": 0.5},
+    }
+
+
+def test_score_counts_as_the_server_does() -> None:
     """A pretend draft that is right at its first two proposals and wrong at the third."""
     import torch
 
-    _, samples = recorded
-    sample = Sample("a", [9, 9, 20, 21, 22, 23, 24, 25, 26], 2, finished=True)
-    sample.states = torch.zeros(9, samples[0].states.shape[1])
-    sample.last_states = torch.zeros(9, samples[0].last_states.shape[1])
+    sample = Sample("a", [9, 9, 20, 21, 22, 23, 24, 25, 26], 2, finished=True, segment="s")
+    sample.states, sample.last_states = torch.zeros(9, 384), torch.zeros(9, 128)
 
     class Pretend:
         d2t, draft_vocab_size = None, 512
@@ -375,56 +208,222 @@ def test_score_counts_as_the_server_does(
     assert counted["acceptance"] == [1.0, 1.0, 0.0]
     assert counted["acceptance_length"] == 3.0
     assert counted["accuracy"] == [1.0, 1.0, 0.0]
+    assert counted["by_segment"] == {"s": 3.0}
 
 
 def test_too_large_draft_vocabulary_is_refused(target: Path) -> None:
-    from collections import Counter
-
     asked = {"target": str(target), "num_layers": 1, "draft_vocab_size": 513}
     with pytest.raises(UserError, match="513 is more than the target's 512"):
         new_draft(asked, [1, 2, 3], Counter({5: 1}), [1], eager=True)
 
 
-# -- the engine ----------------------------------------------------------------------------------
+# -- a published draft ---------------------------------------------------------------------------
 
-QUICK = {
-    "enforce-eager": True,
-    "dtype": "bfloat16",
-    "max-model-len": 256,
-    "kv-cache-memory-bytes": 128 * 2**20,
-    "distributed-executor-backend": "uni",
-}
-QUICK_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+
+def best_of(trained: tuple[Path, dict[str, Any]]) -> Path:
+    folder, result = trained
+    return folder / "checkpoints" / f"epoch-{result['best_epoch']}"
+
+
+def plain_eagle3(published: Path, folder: Path, **changes: Any) -> Path:
+    """The same draft as the authors of EAGLE publish theirs: no embeddings, `midlayer.`."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True)
+    config = json.loads((published / "config.json").read_text())
+    inner = config["transformer_layer_config"]
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+             "num_key_value_heads", "num_hidden_layers", "rms_norm_eps", "rope_parameters",
+             "max_position_embeddings")  # fmt: skip
+    plain = {name: inner[name] for name in names} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "draft_vocab_size": config["draft_vocab_size"],
+        "norm_before_residual": config["norm_before_residual"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+    }
+    (folder / "config.json").write_text(json.dumps(plain | changes))
+    weights = load_file(published / "model.safetensors")
+    save_file(
+        {
+            name.replace("layers.0.", "midlayer."): tensor
+            for name, tensor in weights.items()
+            if "embed_tokens" not in name
+        },
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def start_job(target: Path) -> dict[str, Any]:
+    return {"target": str(target), "num_layers": 1, "draft_vocab_size": None}
+
+
+@pytest.mark.parametrize("layout", ["speculators", "plain"])
+def test_a_published_draft_is_taken_over(
+    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path, layout: str
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    published = best_of(trained)
+    if layout == "plain":
+        published = plain_eagle3(published, tmp_path / "published")
+    draft = start_from(published, target, start_job(target), tmp_path, eager=True)
+    saved, own = load_file(best_of(trained) / "model.safetensors"), draft.state_dict()
+    for name, tensor in saved.items():
+        assert torch.equal(own[name].to(tensor.dtype), tensor), name
+    assert own["fc.weight"].dtype == torch.float32
+    assert draft.config.norm_before_residual is True
+    assert draft_targets(draft) == draft_targets(read_draft(best_of(trained), target))
+    trained_ones = {name for name, p in draft.named_parameters() if p.requires_grad}
+    assert "fc.weight" in trained_ones
+    assert not {"lm_head.weight", "embed_tokens.weight", "verifier_lm_head.weight"} & trained_ones
+
+
+def test_training_goes_on_from_it(
+    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
+) -> None:
+    """One epoch more starts where four ended, not where the first one did."""
+    first = trained[1]
+    published = plain_eagle3(best_of(trained), tmp_path / "published")
+    asked = job(target, tmp_path, epochs=1, init_from=str(published), draft_vocab_size=None)
+    result = train_draft(asked)
+    assert result["train_loss"][0] < first["train_loss"][1]
+    assert result["held_out_loss"][0] < first["held_out_loss"][0]
+    assert result["draft_vocab_size"] == 384
+
+
+def test_another_students_embeddings_are_replaced(
+    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
+) -> None:
+    """A draft of the base model for a student whose embeddings were trained on."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    published = tmp_path / "published"
+    shutil.copytree(best_of(trained), published)
+    weights = load_file(published / "model.safetensors")
+    right = weights["embed_tokens.weight"]
+    save_file({**weights, "embed_tokens.weight": right + 1}, published / "model.safetensors")
+    draft = start_from(published, target, start_job(target), tmp_path, eager=True)
+    assert torch.equal(draft.embed_tokens.weight.to(right.dtype), right)
+
+
+def edited(published: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(published, folder)
+    config = json.loads((folder / "config.json").read_text())
+    inner = {name: value for name, value in changes.items() if name in ("hidden_size",)}
+    config["transformer_layer_config"] |= inner
+    config |= {name: value for name, value in changes.items() if name not in inner}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "told"),
+    [
+        ({"hidden_size": 64}, {}, "hidden size: the draft reads 64, the target has 128"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]},
+            {},
+            r"layer ids: the draft reads \[2, 16, 29\], the target has layers 0 to 3",
+        ),
+        ({}, {"num_layers": 2}, "num_layers: the draft has 1, the recipe says 2"),
+        ({}, {"draft_vocab_size": 100}, "draft_vocab_size: the draft has 384, the recipe says 100"),
+        (
+            {"speculators_config": {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}},
+            {},
+            "verifier: the draft was made for Qwen3ForCausalLM, this is LlamaForCausalLM",
+        ),
+        ({"speculators_model_type": "dflash"}, {}, "is a dflash speculator, no EAGLE3 draft"),
+    ],
+)
+def test_a_draft_of_another_model_is_refused(
+    trained: tuple[Path, dict[str, Any]],
+    target: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    asked: dict[str, Any],
+    told: str,
+) -> None:
+    published = edited(best_of(trained), tmp_path / "published", **changes)
+    with pytest.raises(UserError, match=told) as caught:
+        start_from(published, target, start_job(target) | asked, tmp_path, eager=True)
+    assert caught.value.problems[0].where == f"init_from: {published}"
+
+
+def test_a_wrong_map_is_refused_before_anything_is_trained(
+    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    published = tmp_path / "published"
+    shutil.copytree(best_of(trained), published)
+    weights = load_file(published / "model.safetensors")
+    save_file({**weights, "d2t": weights["d2t"] * 0}, published / "model.safetensors")
+    asked = job(target, tmp_path, init_from=str(published), draft_vocab_size=None)
+    with pytest.raises(UserError, match="d2t and t2d disagree"):
+        train_draft(asked)
+    assert not list(Path(asked["out_dir"]).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("renamed", "told"),
+    [
+        ({"fc.weight": "fc2.weight"}, "1 of its tensors are none of an EAGLE3 draft: fc2.weight"),
+        ({"norm.weight": None}, "1 trained tensors are not in it: norm.weight"),
+    ],
+)
+def test_weights_that_were_not_taken_over_are_named(
+    trained: tuple[Path, dict[str, Any]],
+    target: Path,
+    tmp_path: Path,
+    renamed: dict[str, str | None],
+    told: str,
+) -> None:
+    """speculators' converter only warns of both, and trains on from random numbers."""
+    from safetensors.torch import load_file, save_file
+
+    published = plain_eagle3(best_of(trained), tmp_path / "published")
+    weights = load_file(published / "model.safetensors")
+    for old, new in renamed.items():
+        tensor = weights.pop(old)
+        if new is not None:
+            weights[new] = tensor
+    save_file(weights, published / "model.safetensors")
+    with pytest.raises(UserError, match=told):
+        start_from(published, target, start_job(target), tmp_path, eager=True)
+
+
+# -- the engine ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_engine_accepts_what_training_promised(
+def test_engine_accepts_what_training_expects(
     trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
 ) -> None:
-    """vLLM with the draft: same greedy answers, the same acceptance as on held-out prompts."""
-    draft, result = trained
-    plain, _ = served(target, None, tmp_path)
-    drafted, counted = served(target, draft, tmp_path)
-    assert drafted == plain
-    drafts = counted["vllm:spec_decode_num_drafts_total"]
-    length = 1 + counted["vllm:spec_decode_num_accepted_tokens_total"] / drafts
-    assert drafts > 100
-    assert length >= 2.0
-    assert length == pytest.approx(result["acceptance_length"], abs=0.25)
+    """vLLM with the draft: the same greedy answers, the same acceptance on the same prompts."""
+    folder, result = trained
+    rows = by_segment([json.loads(line) for line in (folder / "held_out.jsonl").open()])
+    with server(target, None, tmp_path) as plain:
+        reference = greedy_answers(plain.url, plain.api_key, plain.served_name, rows, 64)
+    with server(target, best_of(trained), tmp_path) as drafted:
+        answers, counts = accepted_by_segment(drafted, rows, 64, SPECULATIVE_TOKENS)
+    agreement = compare(reference, answers)
+    assert agreement.agrees is True, agreement.words
+    assert set(counts) == {"book", "track"}
+    total = Acceptance.total(list(counts.values()))
+    assert total.drafts > 100
+    assert sum(total.per_position) == total.accepted
+    assert total.proposed == SPECULATIVE_TOKENS * total.drafts
+    assert total.length >= 2.0
+    assert total.length == pytest.approx(result["acceptance_length"], abs=0.15)
 
 
-def served(target: Path, draft: Path | None, folder: Path) -> tuple[list[str], dict[str, float]]:
-    """Greedy answers to 30 unseen prompts, one at a time, and what the counters rose by."""
-    prompts = write_prompts(folder / "unseen.jsonl", 30, seed=7).read_text().splitlines()
-    requests = [
-        ChatRequest(
-            id=row["id"],
-            messages=row["messages"],
-            sampling=Sampling(temperature=0.0, max_tokens=64),
-        )
-        for row in map(json.loads, prompts)
-    ]
-    running = VllmServer(
+def server(target: Path, draft: Path | None, folder: Path) -> VllmServer:
+    return VllmServer(
         target,
         log=folder / f"vllm-{'draft' if draft else 'plain'}.log",
         served_name="m",
@@ -433,14 +432,3 @@ def served(target: Path, draft: Path | None, folder: Path) -> tuple[list[str], d
         draft=draft,
         num_speculative_tokens=SPECULATIVE_TOKENS if draft else 0,
     )
-    with running:
-        before = running.metrics()
-        endpoint = Endpoint(url=running.url, model="m", api_key=SecretStr(running.api_key))
-        results = generate(
-            requests, endpoint, concurrency=1, max_retry_wait=5.0, request_timeout=60.0
-        )
-        after = running.metrics()
-    assert {answer.state for answer in results} == {"done"}
-    return [answer.text for answer in results], {
-        name: value - before.get(name, 0.0) for name, value in after.items()
-    }
