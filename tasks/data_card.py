@@ -20,7 +20,6 @@ from tasks.answer_quality import SureLanguage
 from tasks.answer_text import prose_parts
 from tasks.conversations import messages_of
 from tasks.data_card_page import page_of
-from tasks.engines.languages import prose_of
 from tasks.teacher_budget import cost_of
 from tasks.teacher_parts import Answered
 
@@ -109,7 +108,7 @@ class DataCard:
         self._lengths["learned answer characters"][len(text)] += 1
         if best.result.completion_tokens is not None:
             self._lengths["learned answer tokens"][best.result.completion_tokens] += 1
-        self._scripts[script_of(prose_of(prose_parts(best.text)))] += 1
+        self._scripts[script_of("\n".join(prose_parts(best.text)))] += 1
         if self._language is not None and self._languages.total() < LANGUAGES_OF:
             self._languages[self._language(prose_parts(best.text)) or "not sure"] += 1
         if len(self._good[segment]) < EXAMPLES:
