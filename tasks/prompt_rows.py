@@ -15,7 +15,9 @@ from typing import Any
 
 from registry.errors import UserError
 from tasks.conversations import texts_of_people
-from tasks.prompt_tables import TABLES, read_rows
+from tasks.prompt_formats import read_formatted
+from tasks.prompt_tables import TABLES
+from tasks.rejects import refuse
 
 BLOCK = 8 << 20
 """Bytes that are read at once; a row must fit in."""
@@ -119,8 +121,8 @@ def prompts_at(path: Path, places: Collection[int]) -> list[str]:
 def asked_ids(words: Iterable[str]) -> list[str]:
     """Ids as they were given: each once, in order. A word that is a file stands for its ids.
 
-    A table (CSV, JSONL, Parquet) gives its column `id`; any other file one id a line. Raises
-    `UserError` for a file that cannot be read.
+    A table (CSV, JSONL, Parquet) gives its column `id`, an OpenAI batch its `custom_id`; any other
+    file one id a line. Raises `UserError` for a file that cannot be read.
     """
     found: dict[str, None] = {}
     for word in words:
@@ -141,8 +143,11 @@ def _is_file(path: Path) -> bool:
 
 def _file_ids(path: Path) -> list[str]:
     if path.suffix.lower() in TABLES:
-        rows = read_rows(path)
-        if not any("id" in row.columns for row in rows):
+        table = read_formatted(path)
+        if table.rejects:
+            raise refuse([reject.problem(path) for reject in table.rejects], path)
+        rows, column = table.rows, table.known.get("id", "id")
+        if not any(column in row.columns for row in rows):
             columns = sorted(set().union(*(row.columns for row in rows)))
             raise UserError.at(
                 path,
@@ -150,7 +155,7 @@ def _file_ids(path: Path) -> list[str]:
                 "name a file with a column `id`, or a text file with one id a line; prompts "
                 "without an id of their own are row-1, row-2, ...",
             )
-        values = [row.columns.get("id") for row in rows]
+        values = [row.columns.get(column) for row in rows]
         ids = [str(one) for one in values if one not in (None, "")]
     else:
         try:

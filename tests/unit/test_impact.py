@@ -298,6 +298,28 @@ def test_files_that_hold_the_text_are_listed(made: Release) -> None:
     }
 
 
+def test_earlier_turns_of_a_person_are_searched_for(made: Release) -> None:
+    file = settings().store_dir / "prompts" / made.refs["prompts"].key / "files" / "train.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    turns = [
+        ("system", "You are the freight desk."),
+        ("user", "I am Ann Lee of Dock 7."),
+        ("assistant", "Good morning, how can I help?"),
+        ("user", rows[0]["prompt"]),
+    ]
+    rows[0]["messages"] = [{"role": role, "content": text} for role, text in turns]
+    write_jsonl(file, rows)
+    logs = settings().home / "logs"
+    logs.mkdir(exist_ok=True)
+    for number, (_, text) in enumerate(turns):
+        (logs / f"turn-{number}.log").write_text(f"asked: {text}\n", encoding="utf-8")
+    found = {one["path"] for one in impact([rows[0]["id"]]).document["texts"]}
+    assert {name for name in found if name.startswith("logs/turn")} == {
+        "logs/turn-1.log",
+        "logs/turn-3.log",
+    }
+
+
 def test_too_many_texts_are_not_searched_for(
     made: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +342,9 @@ def test_ids_come_from_words_and_files(tmp_path: Path, monkeypatch: pytest.Monke
     Path("ids.jsonl").write_text('{"id": 7}\n{"id": "é"}\n', encoding="utf-8")
     assert asked_ids(["x", "ids.txt", "x"]) == ["x", "b", "a b"]
     assert asked_ids(["ids.csv", "ids.jsonl"]) == ["7", "b", "é"]
+    line = {"custom_id": "é1", "method": "POST", "url": "/v1/chat/completions", "body": {}}
+    Path("batch.jsonl").write_text(json.dumps(line), encoding="utf-8")
+    assert asked_ids(["batch.jsonl"]) == ["é1"]
     assert asked_ids(["no.txt", "a" * 5000, "\0"]) == ["no.txt", "a" * 5000, "\0"]
 
 
