@@ -114,8 +114,9 @@ def _candidates() -> Iterator[Path]:
         for path in sorted((home / folder).rglob("*")):
             if path.suffix in _TEXTS and path.is_file():
                 yield path
-    # Manifests keep a few sample answers with their prompts.
-    yield from sorted(settings().store_dir.glob("[!.]*/*/manifest.json"))
+    # Manifests and data cards keep a few sample answers with their prompts.
+    for pattern in ("[!.]*/*/manifest.json", "teacher_data/*/files/data_card.*"):
+        yield from sorted(settings().store_dir.glob(pattern))
 
 
 def _spellings(text: str) -> Collection[bytes]:

@@ -298,6 +298,14 @@ def test_files_that_hold_the_text_are_listed(made: Release) -> None:
     }
 
 
+def test_the_examples_of_a_data_card_are_searched(made: Release) -> None:
+    data = made.refs["teacher_data"].key
+    card = f"store/teacher_data/{data}/files/data_card.json"
+    (settings().home / card).write_text(json.dumps({"examples": [text_of("t0")]}))
+    assert {"path": card, "holds": "prompt", "how": "text"} in impact(["t0"]).document["texts"]
+    assert card not in {one["path"] for one in impact(["t1"]).document["texts"]}
+
+
 def test_earlier_turns_of_a_person_are_searched_for(made: Release) -> None:
     file = settings().store_dir / "prompts" / made.refs["prompts"].key / "files" / "train.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
