@@ -1,12 +1,13 @@
 """How fast teacher data is made, against a bare asyncio/httpx loop on the same endpoint.
 
     python -m benchmarks.bench_teacher [--prompts 200000] [--bare 20000] [--concurrency 64]
-                                       [--delay 0.0]
+                                       [--delay 0.0] [--endpoints 1]
 
-A mock endpoint answers after `--delay` seconds from a process of its own. The bare loop and the
-stage run in a process of their own too, one after the other, the bare one before and after (with
-`--bare` prompts, as it is slow). Prints prompts per second, CPU a prompt, their ratios, and the
-peak of memory; and how busy the mock was, since one that is at its limit hides what a client costs.
+A mock endpoint answers after `--delay` seconds from a process of its own; `--endpoints` of them
+listen there. The bare loop and the stage run in a process of their own too, one after the other:
+the bare one (with `--bare` prompts of one endpoint, as it is slow), the stage with a tenth of the
+prompts and with all, the bare one again. Prints prompts per second, CPU a prompt, their ratios, and
+the peak of memory; and how busy the mock was, since one at its limit hides what a client costs.
 """
 
 from __future__ import annotations
@@ -35,20 +36,24 @@ def main() -> None:
     parser.add_argument("--bare", type=int, default=20_000, help="Prompts of the bare loop.")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--delay", type=float, default=0.0, help="Seconds of every answer.")
+    parser.add_argument("--endpoints", type=int, default=1, help="That the stage asks.")
     asked = parser.parse_args()
     here, there = multiprocessing.Pipe()
-    mock = multiprocessing.Process(target=serve, args=(there, asked.delay), daemon=True)
+    mock = multiprocessing.Process(
+        target=serve, args=(there, asked.delay, asked.endpoints), daemon=True
+    )
     mock.start()
-    url = here.recv()
+    urls = here.recv()
     with tempfile.TemporaryDirectory(prefix="pilotage-teacher-") as home:
         figures = []
         for what, work, count in (
             ("bare", bare, asked.bare),
+            ("a tenth", stage, asked.prompts // 10),
             ("stage", stage, asked.prompts),
             ("bare again", bare, asked.bare),
         ):
             before = cpu_of(mock.pid)
-            one = apart(work, url, count, asked.concurrency, f"{home}/{what}")
+            one = apart(work, urls, count, asked.concurrency, f"{home}/{what}")
             one["mock"] = (cpu_of(mock.pid) - before) / one["seconds"]
             one["rate"], one["whole"] = count / one["asking"], count / one["seconds"]
             one["each"] = one["cpu"] / count
@@ -58,7 +63,7 @@ def main() -> None:
                   f"memory {one['base']:4.0f} -> {one['peak']:4.0f} MiB, "
                   f"mock busy {one['mock']:.0%}")  # fmt: skip
     mock.terminate()
-    first, own, last = figures
+    first, tenth, own, last = figures
     fair = (first["rate"] + last["rate"]) / 2
     print(f"{asked.concurrency} at once, {asked.delay:g} s an answer, {os.cpu_count()} cores")
     differ = abs(first["rate"] - last["rate"]) / fair
@@ -70,15 +75,21 @@ def main() -> None:
     print(f"CPU a prompt, files included: {own['each'] / each:.1%} of the bare loop's")
     whole = (first["whole"] + last["whole"]) / 2
     print(f"with reading and writing all files: {own['whole'] / whole:.1%}")
-    for name, one, count in (("stage", own, asked.prompts), ("bare", first, asked.bare)):
+    for name, one, count in (
+        ("stage", tenth, asked.prompts // 10),
+        ("stage", own, asked.prompts),
+        ("bare", first, asked.bare),
+    ):
         print(f"memory that the rows take: {name} {one['peak'] - one['base']:.0f} MiB for {count}")
 
 
-def apart(work: Callable[..., float], url: str, prompts: int, concurrency: int, home: str) -> Any:
+def apart(
+    work: Callable[..., float], urls: list[str], prompts: int, concurrency: int, home: str
+) -> Any:
     """Figures of `work` in a new process: seconds, CPU seconds, MiB before and at the peak."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=measured, args=(there, work.__name__, url, prompts, concurrency, home)
+        target=measured, args=(there, work.__name__, urls, prompts, concurrency, home)
     )
     process.start()
     figures = here.recv()
@@ -87,13 +98,13 @@ def apart(work: Callable[..., float], url: str, prompts: int, concurrency: int, 
 
 
 def measured(
-    out: Connection, name: str, url: str, prompts: int, concurrency: int, home: str
+    out: Connection, name: str, urls: list[str], prompts: int, concurrency: int, home: str
 ) -> None:
     os.environ["PILOTAGE_HOME"] = home
     prepare(prompts)
     work = globals()[name]
     base, began, cpu = peak_mib(), time.monotonic(), time.process_time()
-    asking = work(url, prompts, concurrency)
+    asking = work(urls, prompts, concurrency)
     out.send(
         {
             "asking": asking,
@@ -143,15 +154,15 @@ def prepare(prompts: int) -> None:
     Store(settings().store_dir).make(prompts_stage(prompts), produce, {})
 
 
-def stage(url: str, prompts: int, concurrency: int) -> float:
+def stage(urls: list[str], prompts: int, concurrency: int) -> float:
     """The stage as a release runs it. Returns the seconds of its asking alone."""
     from recipes.schema import TeacherRecipe
     from tasks import stages, teacher_asking, teacher_data
     from tasks.serving import RemoteTeacher
 
     recipe = TeacherRecipe.model_validate(
-        {"kind": "teacher", "description": "mock", "url": url, "served_model": "m",
-         "sampling": SAMPLING, "concurrency": concurrency}
+        {"kind": "teacher", "description": "mock", "url": urls[0], "more_urls": urls[1:],
+         "served_model": "m", "sampling": SAMPLING, "concurrency": concurrency}
     )  # fmt: skip
     spent: list[float] = []
     ask_each = teacher_asking.ask_each
@@ -163,13 +174,13 @@ def stage(url: str, prompts: int, concurrency: int) -> float:
 
     teacher_asking.ask_each = timed
     stages.begin_run(1)
-    made = teacher_data.stage(recipe, prompts_stage(prompts), {}, {"url": url})
+    made = teacher_data.stage(recipe, prompts_stage(prompts), {}, {"url": urls[0]})
     ref = teacher_data.generate_teacher_data.fn(made, recipe, RemoteTeacher(recipe))
     assert ref.summary["answers"] == {"accepted": prompts}
     return sum(spent)
 
 
-def bare(url: str, prompts: int, concurrency: int) -> float:
+def bare(urls: list[str], prompts: int, concurrency: int) -> float:
     """What one would write by hand: ask, keep the answers in memory, write them at the end."""
     import httpx
 
@@ -185,7 +196,7 @@ def bare(url: str, prompts: int, concurrency: int) -> float:
             async def work() -> None:
                 for row in rows:
                     response = await client.post(
-                        f"{url}/v1/chat/completions",
+                        f"{urls[0]}/v1/chat/completions",
                         json={
                             "model": "m",
                             "messages": [{"role": "user", "content": row["prompt"]}],
@@ -235,7 +246,7 @@ class Mock(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self.delay, self._transport.write, self.response)
 
 
-def serve(out: Connection, delay: float) -> None:
+def serve(out: Connection, delay: float, endpoints: int) -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER},
               "finish_reason": "stop"}  # fmt: skip
     usage = {"prompt_tokens": 31, "completion_tokens": 24, "total_tokens": 55}
@@ -244,9 +255,10 @@ def serve(out: Connection, delay: float) -> None:
     Mock.delay, Mock.response = delay, head.encode() + b"\r\n\r\n" + body
 
     async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(Mock, "127.0.0.1", 0)
-        out.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await server.serve_forever()
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(Mock, "127.0.0.1", 0) for _ in range(endpoints)]
+        out.send([f"http://127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers])
+        await asyncio.gather(*(server.serve_forever() for server in servers))
 
     asyncio.run(run())
 

@@ -229,7 +229,10 @@ def _imported() -> Any:
 
 @contextmanager
 def _local_cluster(workers: int, scratch: Path) -> Iterator[Any]:
-    """A cluster of this process alone; gives the package. It ends with this process, kill -9 too.
+    """A cluster of this process alone; gives the package. It ends with this process.
+
+    After a kill -9 too, but two of Ray's helpers and its folder of logs stay for some minutes and
+    for good.
 
     Its servers bind to 127.0.0.1 and ask for a token, and nothing is reported to Ray's makers.
     """

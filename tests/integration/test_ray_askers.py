@@ -170,8 +170,12 @@ def test_kill_9_of_the_driver_costs_the_rows_in_flight_only(home: Path, short: P
         driver.wait()
         (file,) = home.glob("bench/answers-*/answers.jsonl")
         kept = len(file.read_bytes().split(b"\n")) - 1
-        # Ray ends its processes by itself when the one that started them is gone.
-        wait_until(lambda: not any(_runs(one) for one in cluster))
+        # Ray ends its processes when the one that started them is gone; two agents, which ask
+        # nobody anything, try for minutes to tell it so.
+        agents = [one for one in cluster if "Agent" in " ".join(_command(one))]
+        wait_until(lambda: not any(_runs(one) for one in cluster if one not in agents))
+        for agent in agents:
+            agent.kill()
         assert set(teacher.asked.values()) == {1}
         asked = teacher.asked.total()
         assert count // 4 < kept <= asked <= kept + IN_FLIGHT
