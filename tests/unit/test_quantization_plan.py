@@ -26,7 +26,7 @@ MODULES = [
         for layer in range(2)
         for name, (out_width, in_width) in SHAPES.items()
     ),
-    Module("lm_head", LINEAR, 49152, 576, tied_to="model.embed_tokens"),
+    Module("lm_head", LINEAR, 49152, 576, tied_to="model.embed_tokens", head=True),
 ]
 NARROW = [module.name for module in MODULES[:14] if "down_proj" not in module.name]
 
@@ -143,3 +143,59 @@ def test_which_recipes_look_at_data() -> None:
     assert needs_data(recipe("GPTQModifier", scheme="W8A8"))
     static = {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "dynamic": False}}
     assert needs_data(recipe(config_groups={"g": static}))
+
+
+def automatic(modifier: str = "GPTQModifier", **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": "auto"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return recipe(modifier, config_groups=groups, **{"ignore": "auto", **more})
+
+
+def test_the_largest_group_size_that_divides_every_layer_is_chosen() -> None:
+    resolved, size = resolve(automatic(), MODULES)
+    assert size == 64  # 576 = 4.5 x 128 = 9 x 64
+    assert resolved == grouped(64)
+    assert plan_recipe(resolved, MODULES).problems("r") == []
+    wide = [Module("down", LINEAR, 576, 1536)]
+    assert resolve(automatic(ignore=[]), wide)[1] == 128
+    narrow = [*wide, Module("odd", LINEAR, 576, 48)]
+    assert resolve(automatic(ignore=[]), narrow)[1] == 16
+    untouched = grouped(128)
+    assert resolve(untouched, MODULES) == (untouched, None)
+
+
+def test_a_layer_that_no_group_size_divides_is_named() -> None:
+    odd = [*MODULES, Module("odd", LINEAR, 576, 100), Module("odder", LINEAR, 8, 24)]
+    with pytest.raises(StageFailed, match=r"none of 128, 64, 32, 16 .* of odd: 100, odder: 24"):
+        resolve(automatic(), odd)
+    resolved, size = resolve(automatic(ignore=["lm_head", "odd", "odder"]), odd)
+    assert (size, plan_recipe(resolved, odd).problems("r")) == (64, [])
+
+
+def test_groups_of_activations_must_divide_too() -> None:
+    plan = plan_recipe(recipe(scheme="FP8_BLOCK", ignore=["lm_head"]), MODULES)
+    assert plan.not_divisible == [(name, 576, 128) for name in NARROW]
+    inputs = {"num_bits": 8, "strategy": "group", "group_size": 48, "dynamic": True}
+    weights = {"num_bits": 4, "strategy": "group", "group_size": 32}
+    both = {"g": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    plan = plan_recipe(recipe(config_groups=both, ignore=["lm_head"]), MODULES)
+    assert plan.not_divisible == []  # 576 = 6 x 96, the least that 32 and 48 divide
+
+
+EXPERTS = [
+    Module("model.layers.0.mlp.gate", LINEAR, 8, 576),
+    Module("model.layers.0.mlp.shared_expert_gate", LINEAR, 1, 576),
+    Module("model.layers.0.mlp.router", ("Qwen3MoeTopKRouter", "Module")),
+    Module("model.layers.0.mlp.experts.0.gate_proj", LINEAR, 64, 576),
+]
+
+
+def test_moe_routers_are_never_quantized() -> None:
+    refused = plan_recipe(recipe(scheme="FP8", ignore=["lm_head"]), [*MODULES, *EXPERTS])
+    assert refused.routers == ["model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate"]
+    assert "MoE routers would be quantized" in str(refused.problems("r")[0])
+    resolved, _ = resolve(recipe(scheme="FP8", ignore="auto"), [*MODULES, *EXPERTS])
+    plan = plan_recipe(resolved, [*MODULES, *EXPERTS])
+    assert plan.problems("r") == []
+    assert len(plan.planned) == 15
+    assert plan.planned[-1] == "model.layers.0.mlp.experts.0.gate_proj"
