@@ -25,8 +25,9 @@ PROMPTS = "prompts"
 BUNDLE = "bundle"
 EVIDENCE = ("serving", "accuracy", "latency", "draft_proof")
 
-_RANK = {BUNDLE: 0, "serving": 1, "accuracy": 2, "latency": 3, "draft_proof": 4, "draft": 5,
-         "quantize": 6, "distill": 7, "teacher_data": 8, "model": 9, PROMPTS: 99}  # fmt: skip
+_RANK = {BUNDLE: 0, "serving": 1, "accuracy": 2, "latency": 3, "draft_proof": 4,
+         "draft_choice": 5, "draft": 6, "quantize": 7, "distill": 8, "teacher_data": 9, "model": 10,
+         PROMPTS: 99}  # fmt: skip
 """Which of two kinds is told first, where neither was made of the other."""
 _UNKNOWN_RANK = 50
 

@@ -32,6 +32,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "distill": ("lora.r", "epochs", "made.rows"),
     "quantize": ("recipe", "calibration.source", "calibration.samples"),
     "draft": ("made.prompts", "made.acceptance_length"),
+    "draft_choice": ("made.epoch", "made.acceptance_length"),
     "accuracy": ("suite.task", "made.items_scored"),
     "latency": ("profile.hardware", "made.requests", "made.kept_rate_low"),
     "draft_proof": ("made.stays", "made.tpot_p50_ratio"),

@@ -109,7 +109,14 @@ def _quantize(case: _Case) -> Reach:
 
 
 def _draft(case: _Case) -> Reach:
-    return _joined("weights", case.of("student"), _only(case.of("prompts"), "draft"))
+    return _joined(
+        "weights", case.of("student"), case.of("target"), _only(case.of("prompts"), "draft")
+    )
+
+
+def _draft_choice(case: _Case) -> Reach:
+    """One of the draft's checkpoints; it was chosen by answers to the draft's own prompts."""
+    return _joined("weights", case.of("draft"), case.of("target"), case.of("student"))
 
 
 def _model(case: _Case) -> Reach:
@@ -155,6 +162,7 @@ _RULES: dict[str, Callable[[_Case], Reach]] = {
     "distill": _distill,
     "quantize": _quantize,
     "draft": _draft,
+    "draft_choice": _draft_choice,
     "accuracy": _measured("eval"),
     "latency": _measured("load"),
     "draft_proof": _measured("load"),
