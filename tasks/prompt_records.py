@@ -132,14 +132,17 @@ class _TooLong(Exception):
 
 
 def _column(row: Row, name: str) -> Any:
-    """A column's value; a name with dots that is no column goes into objects."""
+    """A column's value; a name with dots that is no column goes into objects and lists."""
     if name in row.columns:
         return row.columns[name]
     value: Any = row.columns
     for step in name.split("."):
-        if not isinstance(value, Mapping) or step not in value:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
             return _MISSING
-        value = value[step]
     return value
 
 
