@@ -231,8 +231,8 @@ def _imported() -> Any:
 def _local_cluster(workers: int, scratch: Path) -> Iterator[Any]:
     """A cluster of this process alone; gives the package. It ends with this process.
 
-    After a kill -9 too, but two of Ray's helpers and its folder of logs stay for some minutes and
-    for good.
+    After a kill -9 of this process too: its workers within seconds, two agents of Ray's within
+    about a minute; the folder of its logs stays then.
 
     Its servers bind to 127.0.0.1 and ask for a token, and nothing is reported to Ray's makers.
     """
