@@ -94,8 +94,9 @@ class DistillRecipe(Written):
     )
     best_by: str = Field(
         default=HELD_OUT_LOSS,
-        description="What chooses the checkpoint that is merged: `held_out_loss`, or a metric of "
-        "the release's accuracy suite on greedy answers to held-out prompts.",
+        description="What chooses the checkpoint that is merged: `held_out_loss` (for logits the "
+        "divergence from the teacher), or a metric of the release's accuracy suite on greedy "
+        "answers to held-out prompts.",
     )
     held_out_answers: int = Field(
         default=64, gt=0, description="Held-out prompts that are answered for a metric."

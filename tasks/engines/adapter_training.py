@@ -72,7 +72,7 @@ def train(
     arguments = training_loop.arguments(job, schedule, work, bf16=precision.name == "bfloat16")
     lengths = [len(row["input_ids"]) for row in rows]
     trainer = run.trainer(arguments, rows, train_part, lengths)
-    keeper = training_loop.keeper(schedule, work, run.look, training_loop.best_by(job["best_by"]))
+    keeper = training_loop.keeper(schedule, work, run.look, better(job))
     training_loop.watch(trainer, keeper)
 
     checkpoint = training_loop.newest_checkpoint(work)
@@ -99,6 +99,17 @@ def train(
         "compute_dtype": precision.name,
         "compute_dtype_why": precision.why,
     }
+
+
+def trained_loss(job: Mapping[str, Any]) -> str:
+    """Which figure of a look is the loss that is trained."""
+    return "held_out_kl" if job["method"] == "logits" else "held_out_loss"
+
+
+def better(job: Mapping[str, Any]) -> training_loop.Better:
+    """How looks are compared: by the recipe's metric, or by the loss that is trained."""
+    name = job["best_by"]
+    return training_loop.best_by(trained_loss(job) if name == "held_out_loss" else name)
 
 
 class _Run:

@@ -153,9 +153,9 @@ def choose(
     What must fall on the held-out rows is what was trained: the cross-entropy, or for logits the
     divergence from the teacher.
     """
-    chosen = training_loop.best_look(looks, training_loop.best_by(job["best_by"]))
+    chosen = training_loop.best_look(looks, adapter_training.better(job))
     assert chosen is not None, "the last step is looked at"
-    name = "held_out_kl" if job["method"] == "logits" else "held_out_loss"
+    name = adapter_training.trained_loss(job)
     before, after = looks[0][name], chosen[name]
     named = {"held-out before": before, "held-out after": after, "training": train_loss}
     broken = [where for where, value in named.items() if not math.isfinite(value)]

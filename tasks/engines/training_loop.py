@@ -31,6 +31,9 @@ CURVE_POINTS = 1000
 Look = dict[str, float]
 """`step`, `epoch` and what was measured on the held-out rows then."""
 
+Better = Callable[[Look, Look], bool]
+"""Whether the first look is better than the second."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -179,7 +182,7 @@ def keeper(
     schedule: Schedule,
     work: Path,
     look: Callable[[Any], dict[str, float]],
-    better: Callable[[Look, Look], bool],
+    better: Better,
 ) -> Any:
     """The callback that looks at the held-out rows, keeps the best adapter, and saves.
 
@@ -292,7 +295,7 @@ def mean_loss(points: Sequence[tuple[int, float]]) -> float:
     return total / before if before else math.nan
 
 
-def best_look(found: Sequence[Look], better: Callable[[Look, Look], bool]) -> Look | None:
+def best_look(found: Sequence[Look], better: Better) -> Look | None:
     """The best of the looks after training began; the earliest of equal ones."""
     best: Look | None = None
     for look in found:
@@ -301,7 +304,7 @@ def best_look(found: Sequence[Look], better: Callable[[Look, Look], bool]) -> Lo
     return best
 
 
-def best_by(name: str) -> Callable[[Look, Look], bool]:
+def best_by(name: str) -> Better:
     """Whether one look is better than another; a loss should be low, a metric high.
 
     Equal metrics are told apart by the held-out loss. What is no number is never better.
