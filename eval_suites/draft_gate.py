@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from eval_suites.load_points import EMULATED
 from registry.outcome import GateResult, Verdict
 
 DRAFT_PAYS = "draft_pays"
@@ -56,6 +57,8 @@ class DraftEvidence(_Read):
     stays: bool | None
     reason: str
     num_speculative_tokens: int | None
+    production: bool = True
+    emulated: bool | None = None
     tries: dict[str, list[_Try]]
     turns: _Turns | None
 
@@ -76,13 +79,16 @@ def with_draft_gate(
     `bundle` is the candidate's digest, `served` its number of speculative tokens: a draft that pays
     with another number is not what would be promoted. A draft that stays is shown beside gates that
     decide; alone it would pass a candidate whose answers nobody judged. Evidence that cannot be
-    used, or is of another bundle, is INVALID.
+    used, or is of another bundle, is INVALID; times of an emulated kernel under a production
+    profile are INFEASIBLE (see `eval_suites.load_points.check_real`).
     """
     if isinstance(proof, str):
         return [*gates, _result(Verdict.INVALID, proof)]
     if proof.bundle != bundle:
         why = f"the proof is of bundle {proof.bundle[:12]}, not of {bundle[:12]}"
         return [*gates, _result(Verdict.INVALID, why)]
+    if proof.emulated and proof.production:
+        return [*gates, _result(Verdict.INFEASIBLE, f"whether the draft pays: {EMULATED}", proof)]
     told = f"{proof.reason}{_advice(proof, served)}"
     if proof.stays and proof.num_speculative_tokens != served:
         why = (

@@ -20,7 +20,13 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from eval_suites.comparable import present
-from eval_suites.load_points import OverEveryLimit, VoidStep, is_percentile
+from eval_suites.load_points import (
+    Emulated,
+    OverEveryLimit,
+    VoidStep,
+    check_real,
+    is_percentile,
+)
 from eval_suites.percentile_gates import judged_percentile
 from eval_suites.percentiles import Percentile
 from eval_suites.point_gates import Point, point_of
@@ -156,6 +162,8 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
     reference = judging.references.get(rule.reference or "")
     never = _held_suite(judging.policy, rule, candidate, reference)
     try:
+        if rule.on_latency:
+            check_real(candidate)
         if is_percentile(rule):
             found = _Case(rule, waived, latency_questions(rule, candidate))
         elif rule.on_latency or rule.kind in ("ratio", "implausible"):
@@ -165,6 +173,8 @@ def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Ca
             found = _asked(judging, rule, candidate, reference, waived)
     except Unusable as unusable:
         found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.INVALID, str(unusable)))
+    except Emulated as why:
+        found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.INFEASIBLE, str(why)))
     except VoidStep as void:
         found = _Case(rule, waived, settled=_settled(rule, waived, Verdict.ANOMALOUS, str(void)))
     except OverEveryLimit as over:

@@ -157,6 +157,11 @@ class LoadProfile(Written):
     request_timeout: float = Field(default=120.0, gt=0, description="Seconds.")
     seed: int = Field(default=0, ge=0, lt=2**31)
     smoke: bool = False
+    production: bool = Field(
+        default=True,
+        description="Whether the limits are meant for what serves in production. Then latency from "
+        "an emulated kernel decides nothing; `false` accepts it, and it is shown with a flag.",
+    )
 
     @field_validator("rates")
     @classmethod

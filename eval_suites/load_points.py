@@ -23,8 +23,31 @@ class OverEveryLimit(Exception):
     """Requests failed, and a failed request counts as slower than any limit."""
 
 
+class Emulated(Exception):
+    """The times are of an emulated kernel, and the load profile is one of production."""
+
+
+EMULATED = (
+    "the engine has no kernel of its own for this bundle on this hardware and emulated one, so its "
+    "times are not the bundle's; a production profile accepts none of them"
+)
+
+
 class VoidStep(Exception):
     """The step at the rule's rate did not measure what it should; the text is why."""
+
+
+def check_real(evidence: CandidateEvidence) -> None:
+    """Raises `Emulated` where times of the candidate may decide nothing; `Unusable`.
+
+    That is INFEASIBLE, as for a bundle that the engine cannot run at all: this hardware lacks what
+    the bundle needs, and other hardware may have it. Nothing is wrong with the evidence (INVALID),
+    and no time of an emulation says that the bundle is too slow (FAIL). Evidence that does not say
+    (somebody else's server, an older release) is judged as it is.
+    """
+    found: LatencyEvidence = present("latency", evidence, "candidate")
+    if not found.times_count:
+        raise Emulated(f"latency: {EMULATED}")
 
 
 def point_at_rate(rule: GateRule, evidence: CandidateEvidence, who: str) -> LoadPoint:

@@ -30,6 +30,7 @@ def axes_of(
     `rate` in requests/s is where fixed rates are compared when no gate on E2EL says so.
     """
     accuracy, notes = _accuracy(passed)
+    notes += _emulations(passed)
     speed, said = _speed(passed, rate)
     cost, why = _cost(passed, speed.key == "kept_rate")
     memory = ComparedAxis(
@@ -148,7 +149,9 @@ def _speed(
     judged = [next((g for g in one.gates if sla and g.name == sla.name), None) for one in passed]
     values = {}
     for one, gate in zip(passed, judged, strict=True):
-        if gate is not None and gate.estimate is not None and gate.level is not None:
+        if not one.times_count:
+            values[one.name] = UNKNOWN
+        elif gate is not None and gate.estimate is not None and gate.level is not None:
             values[one.name] = Measure(
                 value=gate.estimate, low=gate.opposite_bound, high=gate.bound
             )
@@ -161,9 +164,27 @@ def _speed(
     return _axis("latency", label, "lower", values), notes
 
 
+def _emulations(passed: Sequence[CandidateOutcome]) -> list[str]:
+    """Whose times are of an emulated kernel, and whether they were compared all the same."""
+    notes = []
+    left = ", ".join(one.name for one in passed if not one.times_count)
+    if left:
+        notes.append(
+            f"times of {left} are of an emulated kernel: under a profile of production they are "
+            "compared with nobody's"
+        )
+    flagged = ", ".join(one.name for one in passed if one.emulated and one.times_count)
+    if flagged:
+        notes.append(
+            f"times of {flagged} are of an emulated kernel, compared because the load profile is "
+            "not one of production: on other hardware the order may be another"
+        )
+    return notes
+
+
 def _kept(candidate: CandidateOutcome) -> Measure:
     low, high = candidate.kept_rate or (None, None)
-    if low is None and high is None:
+    if (low is None and high is None) or not candidate.times_count:
         return UNKNOWN
     return Measure(value=low or 0.0, low=low or 0.0, high=high)
 
@@ -196,7 +217,7 @@ def _cost_of(candidate: CandidateOutcome) -> Measure:
     point = kept_point(candidate)
     cost = point.cost.get("per_million_output_tokens") if point is not None else None
     low, high = candidate.kept_rate or (None, None)
-    if cost is None or low is None:
+    if cost is None or low is None or not candidate.times_count:
         return UNKNOWN
     return Measure(value=cost, low=cost * low / high if high else None, high=cost)
 

@@ -43,6 +43,11 @@ def bench_text(document: dict[str, Any]) -> str:
         per_request, per_million = costs[0]["per_request"], costs[0]["per_million_output_tokens"]
         lines.append(f"at that rate {per_request:.3g} per request, {per_million:.3g} per million "
                      "output tokens")  # fmt: skip
+    if document["emulated"]:
+        lines.append(
+            "note: the engine emulated a kernel that this hardware lacks: none of these times is "
+            "the format's"
+        )
     lines += [f"note: {note}" for note in document["notes"]]
     return "\n".join([*lines, f"evidence: {document['evidence']}"])
 

@@ -16,7 +16,7 @@ from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
 from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
-from registry.report_latency import kept_words, percentile_of, sla_of
+from registry.report_latency import flagged, kept_words, percentile_of, sla_of
 from registry.settings import Settings, settings
 from registry.store import Absent
 from tasks.planning import ReleasePlan
@@ -95,7 +95,7 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
             one.name,
             one.verdict.value,
             *(_number(one.metrics.get(name)) for name in metrics),
-            slowest,
+            flagged(slowest, one),
         )
     lines = [drawn(table)]
     for one in outcome.candidates:
@@ -244,7 +244,10 @@ def doctor_text(document: dict[str, Any]) -> str:
 
 
 def _proof(served: dict[str, Any]) -> str:
-    return f"started in {spell(served['seconds'])}" if served["served"] else served["reason"]
+    if not served["served"]:
+        return str(served["reason"])
+    how = ", its kernel emulated: right answers, no times" if served["emulated"] else ""
+    return f"started in {spell(served['seconds'])}{how}"
 
 
 def _number(value: float | None) -> str:

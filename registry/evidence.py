@@ -198,8 +198,19 @@ class LatencyEvidence(Recorded):
     )
     notes: list[str] = Field(default_factory=list)
     smoke: bool = False
+    emulated: bool | None = Field(
+        default=None,
+        description="Whether a kernel only imitated one that the hardware lacks: then no time here "
+        "is the bundle's. None: not known (somebody else's server, or older evidence).",
+    )
+    production: bool = Field(default=True, description="As in the load profile.")
     measured_at: datetime
     seconds: float
+
+    @property
+    def times_count(self) -> bool:
+        """Whether its times may decide anything: not those of an emulated kernel in production."""
+        return not (self.emulated and self.production)
 
 
 class ServingEvidence(Recorded):
@@ -214,6 +225,10 @@ class ServingEvidence(Recorded):
     reason: str = ""
     startup_seconds: float | None = None
     kv_cache_tokens: int | None = None
+    kernels: list[str] | None = Field(
+        default=None, description="Of quantized layers, as the engine calls them; None: not known."
+    )
+    emulated: bool | None = Field(default=None, description="As in `LatencyEvidence`.")
     measured_at: datetime
 
 

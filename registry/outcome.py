@@ -149,6 +149,14 @@ class CandidateOutcome(Result):
     kept_rate: tuple[float | None, float | None] | None = Field(
         default=None, description="Highest rate kept, lowest not kept; null: no search."
     )
+    emulated: bool | None = Field(
+        default=None,
+        description="Its times are those of an emulated kernel, not of its format; null: unknown.",
+    )
+    times_count: bool = Field(
+        default=True,
+        description="False: emulated, under a profile of production; compared with nobody's.",
+    )
     target: str = Field(default="", description="Digest of the target weights.")
     draft: bool = Field(default=False, description="Served with its EAGLE3 draft on.")
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")

@@ -38,6 +38,8 @@ DRIVER_TOOLS = (
     "pandas",
 )
 SERVE_TOOLS = ("vllm", "torch", "transformers", "compressed-tensors")
+UNPACKED = "vllm-cpu-unpacked"
+"""Our plugin of vLLM for CPUs (requirements/vllm-cpu-unpacked). It changes what can be served."""
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 _ASK_VERSIONS = (
@@ -57,14 +59,17 @@ def driver_versions() -> dict[str, str | None]:
 
 @lru_cache(maxsize=1)
 def serve_versions() -> dict[str, str | None]:
-    """Versions of the serve environment's tools. Raises `UserError` when it is not there."""
+    """Versions of the serve environment's tools, of our plugin where it is installed.
+
+    Raises `UserError` when the environment is not there.
+    """
     python = settings().serve_python
     remedy = "`make env`, or set PILOTAGE_SERVE_PYTHON to a Python that has vLLM"
     if not python.exists():
         raise UserError.at(f"PILOTAGE_SERVE_PYTHON={python}", "no such Python", remedy)
     try:
         answer = subprocess.run(
-            [str(python), "-I", "-c", _ASK_VERSIONS, *SERVE_TOOLS],
+            [str(python), "-I", "-c", _ASK_VERSIONS, *SERVE_TOOLS, UNPACKED],
             capture_output=True,
             text=True,
             timeout=60,
@@ -77,6 +82,8 @@ def serve_versions() -> dict[str, str | None]:
         ) from None
     if versions["vllm"] is None:
         raise UserError.at(f"PILOTAGE_SERVE_PYTHON={python}", "has no vLLM", remedy)
+    if versions[UNPACKED] is None:
+        del versions[UNPACKED]
     return versions
 
 
@@ -88,6 +95,12 @@ def tools(*names: str) -> dict[str, str]:
 def engine_version() -> str:
     """Version of vLLM in the serve environment."""
     return str(serve_versions()["vllm"])
+
+
+def engine_tools() -> dict[str, str]:
+    """What decides which bundles the serve environment can run, for a stage's key."""
+    versions = serve_versions()
+    return {name: str(versions[name]) for name in ("vllm", UNPACKED) if name in versions}
 
 
 @lru_cache(maxsize=1)

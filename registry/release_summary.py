@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from registry.gate_report import escaped
 from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome, Verdict
-from registry.report_latency import kept_words, percentile_of, shown_point, sla_of
+from registry.report_latency import flagged, kept_words, percentile_of, shown_point, sla_of
 from registry.report_numbers import NONE, cost, cut, megabytes, number, short_ms
 
 LONGEST = 240
@@ -84,9 +84,11 @@ def _table(outcome: ReleaseOutcome) -> Iterator[str]:
     metrics = list(dict.fromkeys(name for one in candidates for name in one.metrics))[:MOST_METRICS]
     columns = {
         **{name: [number(one.metrics.get(name)) for one in candidates] for name in metrics},
-        "keeps the SLA at req/s": [kept_words(one.kept_rate) or NONE for one in candidates],
+        "keeps the SLA at req/s": [
+            flagged(kept_words(one.kept_rate), one) or NONE for one in candidates
+        ],
         f"{percentile.upper()} E2EL": [
-            short_ms(p.e2el_ms.get(percentile)) if (p := points[one.name]) else NONE
+            flagged(short_ms(p.e2el_ms.get(percentile)), one) if (p := points[one.name]) else NONE
             for one in candidates
         ],
         "acceptance": [
@@ -94,7 +96,9 @@ def _table(outcome: ReleaseOutcome) -> Iterator[str]:
             for one in candidates
         ],
         "cost per 1M tokens": [
-            cost(p.cost.get("per_million_output_tokens")) if (p := points[one.name]) else NONE
+            flagged(cost(p.cost.get("per_million_output_tokens")), one)
+            if (p := points[one.name])
+            else NONE
             for one in candidates
         ],
         "weights": [_weights(one) for one in candidates],

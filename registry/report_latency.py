@@ -68,6 +68,11 @@ def clause_words(text: str, limit: bool = True) -> str:
     return f"{what} ≤ {short_ms(clause.limit_ms)}" if limit else what
 
 
+def flagged(text: str, candidate: CandidateOutcome) -> str:
+    """A time or a rate as it is shown: one of an emulated kernel never without saying so."""
+    return f"{text} (emulated)" if candidate.emulated and text not in ("", NONE) else text
+
+
 # -- points and rates ------------------------------------------------------------------------
 
 

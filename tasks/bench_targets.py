@@ -51,6 +51,7 @@ class Target:
     count_words: bool = False
     pids: Callable[[], list[int]] | None = None
     check_alive: Callable[[], None] = lambda: None
+    emulated: bool | None = None
 
     @property
     def ours(self) -> bool:
@@ -134,6 +135,7 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
             bundle=served.digest,
             pids=lambda: [server.pid],
             check_alive=server.check_alive,
+            emulated=server.emulated,
         )
 
 
@@ -175,6 +177,7 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
             ),
             pids=lambda: [server.pid],
             check_alive=server.check_alive,
+            emulated=server.emulated,
         )
 
 

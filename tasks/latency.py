@@ -19,7 +19,7 @@ from eval_suites.schema import LoadProfile
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import InfrastructureError
 from registry.evidence import REQUESTS, SUMMARY, TIMELINE, LatencyEvidence, read_summary
-from registry.provenance import engine_version, hardware_fingerprint
+from registry.provenance import engine_tools, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
 from tasks.engines.engine_watch import EngineWatch, reset_prefix_cache
@@ -33,7 +33,8 @@ from tasks.progress import LOG
 from tasks.serving import ServedBundle
 from tasks.stages import TASK_OPTIONS, folder_of, make, store
 
-VERSION = 2
+VERSION = 3
+"""3: whether a kernel was emulated."""
 
 
 def stage(
@@ -53,7 +54,7 @@ def stage(
         },
         parents={"prompts": prompts, **parents},
         inputs={"hardware": hardware_fingerprint()},
-        tools={"vllm": engine_version()},
+        tools=engine_tools(),
     )
 
 
@@ -104,6 +105,7 @@ def measure_latency(
             hardware=hardware_fingerprint(),
             engine=served.engine,
             price_per_hour=known_price(profile),
+            emulated=server.emulated,
         )
         try:
             if profile.search is not None:
@@ -139,5 +141,6 @@ def figures(folder: Path) -> dict[str, Any]:
         "failed": sum(point.failed for point in evidence.points),
         "kept_rate_low": low,
         "kept_rate_high": high,
+        "emulated": evidence.emulated,
         "seconds": evidence.seconds,
     }

@@ -23,15 +23,17 @@ from registry.digests import digest_of, digest_of_listing
 from registry.draft_binding import check_binding, lineage_root
 from registry.errors import Infeasible, InfrastructureError
 from registry.evidence import ServingEvidence, read_summary, write_summary
-from registry.provenance import engine_version, hardware_fingerprint
+from registry.provenance import engine_tools, engine_version, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
 from tasks.engines.draft_vocab import check_draft
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
+from tasks.progress import LOG
 from tasks.stages import TASK_OPTIONS, artifact_of, make, store
 
-VERSION = 1
+VERSION = 2
+"""2: which kernels the engine computes with, and whether one of them is emulated."""
 
 
 def stage(name: str, parents: dict[str, Stage], config: dict[str, Any]) -> Stage:
@@ -43,7 +45,7 @@ def stage(name: str, parents: dict[str, Stage], config: dict[str, Any]) -> Stage
         config=config,
         parents=parents,
         inputs={"hardware": hardware_fingerprint()},
-        tools={"vllm": engine_version()},
+        tools=engine_tools(),
     )
 
 
@@ -197,6 +199,15 @@ def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
             server = served.server
             facts["startup_seconds"] = round(server.startup_seconds, 2)
             facts["kv_cache_tokens"] = server.kv_cache_tokens
+            facts["kernels"] = server.kernels
+            facts["emulated"] = server.emulated
+            if server.emulated_kernels:
+                LOG.warning(
+                    "%s: %s only imitates a kernel that this hardware lacks: its times say "
+                    "nothing about the candidate",
+                    served.bundle.name,
+                    ", ".join(server.emulated_kernels),
+                )
         except Infeasible as reason:
             facts = {"feasible": False, "reason": str(reason)}
         evidence = ServingEvidence(

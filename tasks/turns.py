@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,8 @@ class Server(Protocol):
     def served_name(self) -> str: ...
     @property
     def api_key(self) -> str: ...
+    @property
+    def emulated(self) -> bool | None: ...
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -105,6 +107,9 @@ class Turn(BaseModel):
     name: str
     bundle: str = Field(description="Digest.")
     generator: str
+    emulated: bool | None = Field(
+        default=None, description="As in `LatencyEvidence`; None: not known."
+    )
     void: str = ""
     point: LoadPoint
     rows: list[Row]
@@ -206,6 +211,7 @@ class Turns:
             name=name,
             bundle=bundle.digest,
             generator=generator.version,
+            emulated=server.emulated,
             void=stale if answered > START_REQUESTS else result.cause if result.void else "",
             point=load_point(self.profile, result, seen),
             rows=sent.rows,
@@ -231,6 +237,11 @@ class Comparison:
         return sum(not a.void and not b.void for a, b in self.pairs)
 
     @property
+    def emulated(self) -> bool | None:
+        """Whether a turn's times are of an emulated kernel; None where no turn says so."""
+        return any_emulated(one.emulated for pair in self.pairs for one in pair)
+
+    @property
     def acceptance_length(self) -> float | None:
         """Of B, the mean over its turns that are not void."""
         lengths = [b.point.acceptance_length for _, b in self.pairs if not b.void]
@@ -242,6 +253,7 @@ class Comparison:
         return {
             "rate": self.rate,
             "usable_repeats": self.usable,
+            "emulated": self.emulated,
             "turns": [turn.numbers for pair in self.pairs for turn in pair],
             "ratios": {name: dataclasses.asdict(one) for name, one in self.ratios.items()},
             "drift_of_a": {name: dataclasses.asdict(one) for name, one in self.drifts.items()},
@@ -294,6 +306,11 @@ def compared(rate: float, pairs: Sequence[tuple[Turn, Turn]], level: float) -> C
         medians = [percentile_of(steady, metric, 50) for steady, _ in rows]
         drifts[f"{metric}_p50"] = drift_of_turns([one for one in medians if one is not None])
     notes = [f"turn {one.name} is void: {one.void}" for pair in pairs for one in pair if one.void]
+    for side, turns in (("A", [a for a, _ in pairs]), ("B", [b for _, b in pairs])):
+        if any_emulated(one.emulated for one in turns):
+            notes.append(
+                f"{side} was computed by an emulated kernel: its times are not those of its format"
+            )
     for name, drift in drifts.items():
         if drift.p is not None and drift.per_turn is not None and drift.p < 1 - level:
             notes.append(
@@ -301,6 +318,12 @@ def compared(rate: float, pairs: Sequence[tuple[Turn, Turn]], level: float) -> C
                 f"{drift.per_turn:+.1%} of every ratio is the machine's"
             )
     return Comparison(rate, list(pairs), ratios, drifts, notes)
+
+
+def any_emulated(known: Iterable[bool | None]) -> bool | None:
+    """True where one is; None where nobody knows."""
+    said = [one for one in known if one is not None]
+    return any(said) if said else None
 
 
 def write_rows(path: Path, turns: Sequence[Turn]) -> None:

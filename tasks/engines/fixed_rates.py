@@ -31,6 +31,7 @@ class Measuring:
     hardware: str
     engine: str
     price_per_hour: float | None = None
+    emulated: bool | None = None
 
 
 def request_count(rate: float, seconds: float) -> int:
@@ -94,6 +95,8 @@ def measure_rates(
         points=points,
         sla=[str(clause) for clause in profile.sla],
         smoke=profile.smoke,
+        emulated=of.emulated,
+        production=profile.production,
         measured_at=datetime.now(UTC),
         seconds=round(time.monotonic() - started, 3),
     )

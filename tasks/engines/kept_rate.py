@@ -341,6 +341,8 @@ class KeptRateSearch:
             sustained=found.sustained,
             notes=found.notes,
             smoke=self.profile.smoke,
+            emulated=self.of.emulated,
+            production=self.profile.production,
             measured_at=datetime.now(UTC),
             seconds=round(self._spent(), 3),
         )

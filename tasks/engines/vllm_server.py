@@ -21,8 +21,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
+from registry.provenance import hardware
 from registry.serve_words import FOREIGN_ENV, serve_words, served_env
 from registry.settings import settings
+from tasks.engines.engine_kernels import emulated_kernels, kernels_of
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, wait_until
 
@@ -216,6 +218,8 @@ class VllmServer:
         self.port = 0
         self.startup_seconds = 0.0
         self.kv_cache_tokens: int | None = None
+        self.kernels: list[str] | None = None
+        self.emulated_kernels: list[str] | None = None
         self.engine_version = ""
         self._engine_args = dict(engine_args or {})
         self._env = {**served_env(env or {}), "VLLM_API_KEY": self.api_key}
@@ -277,7 +281,10 @@ class VllmServer:
             raise
         self.startup_seconds = round(time.monotonic() - started, 3)
         self.engine_version = str(self._get("/version").json()["version"])
-        sizes = re.findall(r"KV cache size: ([\d,]+) tokens", self._own_log())
+        log = self._own_log()
+        self.kernels = kernels_of(log)
+        self.emulated_kernels = emulated_kernels(log, hardware()["flags"])
+        sizes = re.findall(r"KV cache size: ([\d,]+) tokens", log)
         self.kv_cache_tokens = int(sizes[-1].replace(",", "")) if sizes else None
         return self
 
@@ -298,6 +305,11 @@ class VllmServer:
     def pid(self) -> int:
         """Of its first process; the others are its children."""
         return self._started.pid
+
+    @property
+    def emulated(self) -> bool | None:
+        """Whether a kernel is emulated, so that times say nothing; None: the log does not tell."""
+        return None if self.emulated_kernels is None else bool(self.emulated_kernels)
 
     def memory_bytes(self) -> int:
         """Resident memory of all its processes now, in bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from flows.bench_rendering import bench_text
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LatencyEvidence, LoadPoint
 from registry.outcome import Verdict
@@ -282,6 +284,16 @@ def test_the_document_has_what_automation_reads() -> None:
     assert shown["p99_e2el"] == 100.0
     assert shown["p99_e2el_bound"] is None, "270 judged requests bound no P99"
     assert json.loads(json.dumps(done, allow_nan=False)) == done
+
+
+def test_an_emulated_kernel_is_said() -> None:
+    done = finished(point(sla="e2el p99 2s"))
+    assert document(done)["emulated"] is None
+    assert "emulated" not in bench_text(document(done))
+    emulated = done.evidence.model_copy(update={"emulated": True})
+    told = document(dataclasses.replace(done, evidence=emulated))
+    assert (told["emulated"], told["production"]) == (True, True)
+    assert "note: the engine emulated a kernel that this hardware lacks" in bench_text(told)
 
 
 def test_no_rate_is_null() -> None:

@@ -131,3 +131,14 @@ def test_rows_of_all_turns_are_kept(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "turns.json").read_text())
     assert len(document["turns"]) == 4
     assert document["ratios"]["tpot_p50"]["repeats"] == 2
+
+
+def test_an_emulated_side_is_said(tmp_path: Path) -> None:
+    found = compared(World(emulated=("b",)), tmp_path / "b", repeats=2)
+    assert found.document["emulated"] is True
+    assert [turn["emulated"] for turn in found.document["turns"]] == [False, True] * 2
+    assert found.notes == [
+        "B was computed by an emulated kernel: its times are not those of its format"
+    ]
+    assert compared(World(emulated=()), tmp_path / "none", repeats=2).document["emulated"] is False
+    assert compared(World(), tmp_path / "unknown", repeats=2).document["emulated"] is None

@@ -61,6 +61,23 @@ def judged(found: DraftEvidence | str, gates: list[GateResult] | None = None) ->
     return with_draft_gate([gate()] if gates is None else gates, found, EAGLE.digest, 3)
 
 
+@pytest.mark.parametrize("stays", [True, False, None])
+def test_times_of_an_emulated_kernel_prove_no_draft_in_production(stays: bool | None) -> None:
+    found = judged(proof(stays, 3, emulated=True, production=True))
+    assert verdict_of(found) is Verdict.INFEASIBLE
+    assert "emulated" in found[-1].reason
+    shown = judged(proof(True, 3, emulated=True, production=False))
+    assert verdict_of(shown) is Verdict.PASS
+
+
+def test_an_older_proof_that_does_not_say_is_judged_as_before(tmp_path: Path) -> None:
+    (tmp_path / "draft.json").write_text(json.dumps(written(True, 3)))
+    found = DraftEvidence.read(tmp_path / "draft.json")
+    assert isinstance(found, DraftEvidence)
+    assert (found.emulated, found.production) == (None, True)
+    assert verdict_of(judged(found)) is Verdict.PASS
+
+
 def test_a_draft_that_does_not_pay_fails_with_reason_and_numbers() -> None:
     gates = judged(proof(False))
     assert verdict_of(gates) is Verdict.FAIL

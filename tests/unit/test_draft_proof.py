@@ -33,6 +33,8 @@ class Searched:
     without: tuple[float | None, float | None] | None = (RATE, 6.0)
     with_: tuple[float | None, float | None] | None = (RATE, 6.0)
     asked: list[int | None] = field(default_factory=list)
+    emulated: tuple[bool | None, bool | None] = (None, None)
+    """Without and with the draft."""
 
     def __call__(self, one: Bundle) -> LatencyEvidence:
         self.asked.append(one.num_speculative_tokens)
@@ -40,6 +42,7 @@ class Searched:
             bundle=one.digest, profile="p", hardware="h", engine="e", harness="h", settings={},
             points=[], measured_at=datetime.now(UTC), seconds=1.0,
             kept_rate=self.with_ if one.draft else self.without,
+            emulated=self.emulated[one.draft is not None],
         )  # fmt: skip
 
 
@@ -192,3 +195,16 @@ def test_a_bundle_without_its_draft_is_another_bundle() -> None:
     assert (plain.draft, plain.num_speculative_tokens) == (None, None)
     assert plain.target == EAGLE.target
     assert plain.digest != EAGLE.digest
+
+
+@pytest.mark.parametrize(
+    ("without", "with_", "told"),
+    [(None, None, None), (False, False, False), (True, True, True), (False, True, True)],
+)
+def test_an_emulated_kernel_is_in_the_proof(
+    tmp_path: Path, without: bool | None, with_: bool | None, told: bool | None
+) -> None:
+    found = proved(tmp_path, World(SPEED), Searched(emulated=(without, with_)))
+    assert found.document["emulated"] is told
+    assert json.loads((tmp_path / "draft.json").read_text())["emulated"] is told
+    assert found.document["production"] is True

@@ -106,6 +106,23 @@ def test_latency_alone(tmp_path: Path) -> None:
     assert (read.bundle, read.latency, read.accuracy) == ("b1", latency(), None)
 
 
+def test_older_evidence_does_not_say_whether_a_kernel_was_emulated(tmp_path: Path) -> None:
+    for evidence in (latency(), serving()):
+        folder = tmp_path / evidence.kind
+        folder.mkdir()
+        write_summary(folder, evidence)
+        path = folder / "summary.json"
+        content = json.loads(path.read_text())
+        for name in ("emulated", "production", "kernels"):
+            content.pop(name, None)
+        path.write_text(json.dumps(content))
+    read = read_folder(tmp_path)
+    assert read.unreadable == {}
+    assert read.latency is not None and read.serving is not None
+    assert read.latency.emulated is read.serving.emulated is read.serving.kernels is None
+    assert read.latency.times_count
+
+
 def test_the_stores_folders_are_read_by_kind(tmp_path: Path) -> None:
     own_folder(tmp_path / "a", accuracy())
     (tmp_path / "l").mkdir()

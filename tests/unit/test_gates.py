@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from datetime import date
@@ -13,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from eval_suites.gates import judge_all
-from eval_suites.policy import GateRule, Policy
+from eval_suites.policy import KEPT_RATE, GateRule, Policy
 from eval_suites.verdicts import reasons_of, release_verdict, verdict_of
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_REFUSED
 from registry.evidence import LoadPoint, write_summary
@@ -365,6 +366,53 @@ def test_other_latency_figures() -> None:
     assert floor("output_tokens_per_s", 50).result is Verdict.PASS
     assert floor("acceptance_length", 1).result is Verdict.INVALID
     assert "no metric 'beauty'" in floor("beauty", 1).reason
+
+
+EMULATED = {"emulated": True, "production": True}
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "margin"),
+    [
+        ("latency.e2el_p95_ms", "ceiling", 2000.0),
+        ("latency.e2el_p95_ms", "ceiling", 1.0),
+        ("latency.itl_p95_ms", "ceiling", 2000.0),
+        ("latency.success_rate", "floor", 0.9),
+        (KEPT_RATE, "floor", 1.0),
+    ],
+)
+def test_times_of_an_emulated_kernel_neither_pass_nor_fail_in_production(
+    tmp_path: Path, metric: str, kind: str, margin: float
+) -> None:
+    asked = rule(kind=kind, metric=metric, margin=margin, rate=None if metric == KEPT_RATE else 2.0)
+    found = judge(asked, loaded(tmp_path, "b", [100.0] * 60, **EMULATED))
+    assert found.result is Verdict.INFEASIBLE
+    assert "emulated" in found.reason
+    assert "production" in found.reason
+    assert found.estimate is None
+    assert verdict_of([found]) is Verdict.INFEASIBLE
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"emulated": True, "production": False},
+        {"emulated": False, "production": True},
+        {"emulated": None, "production": True},
+    ],
+)
+def test_other_times_are_judged_as_they_are(tmp_path: Path, known: dict[str, Any]) -> None:
+    fast = judge(sla(), loaded(tmp_path / "fast", "b", [100.0] * 100, **known))
+    assert fast.result is Verdict.PASS
+    slow = judge(sla(), loaded(tmp_path / "slow", "b", [9000.0] * 100, **known))
+    assert slow.result is Verdict.FAIL
+
+
+def test_emulated_evidence_of_another_bundle_is_invalid(tmp_path: Path) -> None:
+    evidence = loaded(tmp_path, "b", [100.0] * 60, **EMULATED)
+    other = dataclasses.replace(evidence, bundle="c")
+    found = judge(sla(), other)
+    assert found.result is Verdict.INVALID
 
 
 def test_infeasible_names_the_engines_reason_once() -> None:

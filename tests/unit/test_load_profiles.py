@@ -133,3 +133,9 @@ def test_the_profile_for_endpoints_without_a_tokenizer() -> None:
 def test_a_fault_in_a_file_names_the_file() -> None:
     with pytest.raises(UserError, match="METRIC PERCENTILE LIMIT"):
         load_profile("mock_smoke", {"sla": ["e2el p99 two seconds"]})
+
+
+def test_a_profile_is_of_production_unless_it_says_otherwise() -> None:
+    of_production = {name for name in shipped("load") if load_profile(name).production}
+    assert of_production == {"customer_service_nvidia_a10"}
+    assert profile().production

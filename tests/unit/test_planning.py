@@ -23,8 +23,9 @@ TINY = str(CHECKOUT / "tests" / "recipes" / "release_tiny.yaml")
 def no_serve_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit tests need no engine; its version is all that a plan asks of it."""
     monkeypatch.chdir(CHECKOUT)
-    for module in ("serving", "accuracy", "latency", "draft_stage"):
-        monkeypatch.setattr(f"tasks.{module}.engine_version", lambda: "0.0.test")
+    monkeypatch.setattr("tasks.accuracy.engine_version", lambda: "0.0.test")
+    for module in ("serving", "latency", "draft_stage"):
+        monkeypatch.setattr(f"tasks.{module}.engine_tools", lambda: {"vllm": "0.0.test"})
 
 
 def shipped() -> list[Any]:

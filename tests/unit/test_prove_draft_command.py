@@ -76,7 +76,7 @@ def known_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_folders, "bundle_named", lambda reference: known[reference])
     monkeypatch.setattr(bundles, "weights_as_gated", lambda bundle, reference: None)
     monkeypatch.setattr(bundles, "engine_version", lambda: "0")
-    monkeypatch.setattr(draft_stage, "engine_version", lambda: "0")
+    monkeypatch.setattr(draft_stage, "engine_tools", lambda: {"vllm": "0"})
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from registry.outcome import (
     Waived,
     WaiverShown,
 )
+from registry.release_summary import markdown
 from registry.report import Example, ReferenceFigures, ReportDetails, Response, write_report
 from registry.report_latency import LatencyFigures, Picture
 from registry.report_steps import steps_table
@@ -756,3 +757,27 @@ def test_the_terminal_shows_the_kept_rate() -> None:
     assert "P99 E2EL" not in text
     assert "selection: bf16_eagle3 was chosen as the fastest of 2 that passed" in text
     assert "P99 E2EL" in outcome_text(release())
+
+
+def test_an_emulated_time_is_never_shown_without_saying_so() -> None:
+    outcome = release()
+    first, *others = outcome.candidates
+    flagged = outcome.model_copy(
+        update={"candidates": [first.model_copy(update={"emulated": True}), *others]}
+    )
+    assert outcome_text(flagged).count("(emulated)") == 1
+    assert "(emulated)" not in outcome_text(outcome)
+    page = words_of(flagged, ReportDetails())
+    assert "times emulated" in page
+    assert "Times marked emulated are of a kernel that the engine imitates" in page
+    assert "emulated" not in words_of(outcome, ReportDetails())
+    rows = [line for line in markdown(flagged).splitlines() if "(emulated)" in line]
+    assert [row.split(" ")[1] for row in rows] == [first.name]
+
+
+def test_an_emulated_kept_rate_is_never_shown_without_saying_so() -> None:
+    outcome = searched_release()
+    emulated = [one.model_copy(update={"emulated": True}) for one in outcome.candidates]
+    flagged = outcome.model_copy(update={"candidates": emulated})
+    assert "5.657, not 8 (emulated)" in outcome_text(flagged)
+    assert "times emulated" in words_of(flagged, ReportDetails())

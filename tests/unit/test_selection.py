@@ -479,3 +479,38 @@ def test_an_objective_that_will_not_be_measured(assignments: list[str], said: li
 )
 def test_an_objective_that_will_be(written: str) -> None:
     resolve("freight_demo", [written])
+
+
+# -- emulated kernels ------------------------------------------------------------------------
+
+
+def emulated(name: str, *gates: GateResult, production: bool, **changes: Any) -> CandidateOutcome:
+    return candidate(name, *gates, emulated=True, times_count=not production, **changes)
+
+
+def test_emulated_times_are_never_the_fastest_in_production() -> None:
+    real = candidate("real", slow(200.0, 190.0, 210.0))
+    quick = emulated("quick", slow(100.0, 95.0, 105.0), production=True, size=10)
+    found = choose([real, quick], "fastest")
+    assert found.chosen == "real"
+    assert numbers(found, "latency") == {"real": 200.0, "quick": None}
+    assert any(note.startswith("times of quick are of an emulated kernel") for note in found.notes)
+    alone = choose([quick], "fastest")
+    assert alone.chosen is None
+    assert choose([quick], "smallest").chosen == "quick"
+
+
+def test_emulated_rates_and_costs_are_not_compared_in_production() -> None:
+    real = candidate("real", kept=(4.0, 5.0), cost=2.0)
+    quick = emulated("quick", kept=(9.0, 10.0), cost=1.0, production=True)
+    assert choose([real, quick], "fastest").chosen == "real"
+    assert choose([real, quick], "cheapest").chosen == "real"
+
+
+def test_elsewhere_they_are_compared_and_said() -> None:
+    real = candidate("real", slow(200.0, 190.0, 210.0))
+    quick = emulated("quick", slow(100.0, 95.0, 105.0), production=False)
+    found = choose([real, quick], "fastest")
+    assert found.chosen == "quick"
+    assert any("times of quick are of an emulated kernel" in note for note in found.notes)
+    assert not any("emulated" in note for note in choose([real], "fastest").notes)

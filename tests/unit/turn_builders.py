@@ -39,6 +39,7 @@ class FakeServer:
     answered_before: int
     served_name: str = "m"
     api_key: str = "k"
+    emulated: bool | None = None
 
     def metrics(self) -> dict[str, float]:
         count = len(self.bench.queue_bench.sent)
@@ -86,6 +87,8 @@ class World:
     hit_rates: tuple[float, ...] = (0.0,)
     answered_before: int = 1
     infeasible: tuple[str, ...] = ()
+    emulated: tuple[str, ...] | None = None
+    """Names of bundles with an emulated kernel; None: the servers do not say."""
     error_share: Mapping[str, float] = field(default_factory=dict)
     dies_after: int | None = None
     url: str = "http://127.0.0.1:9"
@@ -107,7 +110,9 @@ class World:
             seed=start,
         )
         bench = Recording(QueueBench(queue, self.hit_rates[start % len(self.hit_rates)]), self)
-        yield FakeServed(FakeServer(bench, self.url, tokens, self.answered_before), bench)
+        known = None if self.emulated is None else one.name in self.emulated
+        server = FakeServer(bench, self.url, tokens, self.answered_before, emulated=known)
+        yield FakeServed(server, bench)
 
 
 def supply() -> Prompts:
