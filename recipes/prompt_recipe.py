@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from recipes.disjoint_recipe import Disjointness
 from recipes.written import Written
 
 Part = Literal["train", "calibration", "draft", "eval", "load"]
@@ -14,7 +15,8 @@ Part = Literal["train", "calibration", "draft", "eval", "load"]
 class ColumnMapping(Written):
     """Which column of the file is what. Columns that are not named are ignored.
 
-    A name that is no column and has dots goes into objects: `metadata.segment`.
+    A name that is no column and has dots goes into objects and lists: `metadata.segment`,
+    `turns.0`.
     """
 
     prompt: str = Field(default="prompt", description="Column with the user's message.")
@@ -63,6 +65,9 @@ class _PartedPrompts(Written):
     keep_segments: list[str] = Field(
         default_factory=list, description="Only these segments; empty: all."
     )
+    disjoint: Disjointness = Field(
+        default=Disjointness(), description="What the parts may have in common."
+    )
 
     @field_validator("sizes")
     @classmethod
@@ -110,6 +115,19 @@ class FilePrompts(_PartedPrompts):
         lt=1,
         description="More bad rows than this: refused. Fewer are left out, into rejects.jsonl.",
     )
+    files: dict[Part, str] = Field(
+        default_factory=dict,
+        description="Parts with a file of their own, read like `path`; it is split into the rest.",
+    )
+
+    @field_validator("files")
+    @classmethod
+    def _some_left(cls, files: dict[Part, str]) -> dict[Part, str]:
+        if len(files) == len(get_args(Part)):
+            raise ValueError("leave a part to be taken from `path`")
+        if empty := [part for part, path in files.items() if not path]:
+            raise ValueError(f"no file is named for {', '.join(empty)}")
+        return files
 
 
 Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]

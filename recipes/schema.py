@@ -7,6 +7,7 @@ vLLM's, a `recipe` is llmcompressor's, `lora` is peft's.
 
 from __future__ import annotations
 
+from recipes.disjoint_recipe import Disjointness
 from recipes.distill_recipe import DistillRecipe
 from recipes.draft_recipe import DraftRecipe
 from recipes.hardware_recipe import HardwareRecipe
@@ -27,6 +28,7 @@ __all__ = [
     "ColumnMapping",
     "DemoModel",
     "DemoPrompts",
+    "Disjointness",
     "DistillRecipe",
     "DraftRecipe",
     "FilePrompts",

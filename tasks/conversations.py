@@ -67,6 +67,12 @@ def texts_of_people(row: Mapping[str, Any]) -> Iterator[str]:
             yield message["content"]
 
 
+def user_text(row: Mapping[str, Any]) -> str:
+    """All that the user says in this row, by which rows are compared with each other."""
+    said = (one["content"] for one in messages_of(row) if one["role"] == "user")
+    return "\n".join(said)
+
+
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as a chat template takes them, and as vLLM hands them to one.
 

@@ -163,19 +163,19 @@ SIZES = {"train": 40, "calibration": 8, "draft": 8, "eval": 16, "load": 8}
 
 
 def test_the_parts_share_no_prompt_and_keep_the_segments(tmp_path: Path) -> None:
-    parts = split(records(100), SIZES, seed=3, source="x")
+    parts = split(records(100), SIZES, seed=3, source="x").parts
     assert {name: len(rows) for name, rows in parts.items()} == SIZES
     prompts = [row["prompt"] for rows in parts.values() for row in rows]
     assert len(set(prompts)) == len(prompts)
     assert all({row["segment"] for row in parts[p]} == {"s0", "s1", "s2", "s3"} for p in parts)
-    assert parts == split(records(100), SIZES, seed=3, source="x")
-    assert parts != split(records(100), SIZES, seed=4, source="x")
+    assert parts == split(records(100), SIZES, seed=3, source="x").parts
+    assert parts != split(records(100), SIZES, seed=4, source="x").parts
 
 
 def test_prompts_equal_but_for_case_and_space_are_one() -> None:
     again = {"id": "again", "segment": "s0", "prompt": " PROMPT   1 ", "reference": None}
     doubled = [*records(80), again]
-    parts = split(doubled, SIZES, seed=0, source="x")
+    parts = split(doubled, SIZES, seed=0, source="x").parts
     assert "again" not in [row["id"] for rows in parts.values() for row in rows]
     with pytest.raises(UserError, match="80 different prompts are asked for, the file has 79"):
         split(doubled[1:79] + doubled[80:] + doubled[79:80], SIZES, seed=0, source="x")
