@@ -162,6 +162,41 @@ def test_a_bundle_is_checked_when_it_is_made(monkeypatch: pytest.MonkeyPatch) ->
     assert binding_problems(plain) == []
 
 
+@pytest.mark.parametrize("name", ["draft", "draft_choice"])
+def test_a_draft_made_for_quantized_weights_serves_no_other(name: str) -> None:
+    """Trained for them, or chosen by serving it with them: the manifest names a target."""
+    line = Line()
+    merged = line.targets()[0].path
+    parents = {"student": line.student, "target": line.quantized[8]}
+    own = Stage(name=name, version=1, parents=parents)
+    line.store.make(own, lambda folder: draft(folder / "d", merged), {})
+    check_binding(part_of(own, "d"), part_of(line.quantized[8]), line.store.root)
+    for other in (part_of(line.quantized[4]), line.targets()[0]):
+        with pytest.raises(StageFailed, match=r"made for quantize .* this is") as told:
+            check_binding(part_of(own, "d"), other, line.store.root)
+        assert len(told.value.problems) == 1
+
+
+def test_a_choice_for_the_student_itself_is_bound_to_it() -> None:
+    line = Line()
+    merged = line.targets()[0].path
+    parents = {"student": line.student, "target": line.student}
+    own = Stage(name="draft_choice", version=1, parents=parents)
+    line.store.make(own, lambda folder: draft(folder / "d", merged), {})
+    check_binding(part_of(own, "d"), line.targets()[0], line.store.root)
+    with pytest.raises(StageFailed, match=r"made for distill .* this is quantize"):
+        check_binding(part_of(own, "d"), part_of(line.quantized[8]), line.store.root)
+
+
+def test_training_may_put_the_targets_embeddings_into_a_draft() -> None:
+    """So where training starts from a published draft, its copy may be another student's."""
+    line, other = Line(0), Line(1)
+    drafted, target = part_of(line.draft).path, other.targets()[0].path
+    (told,) = folder_problems(drafted, target)
+    assert "the draft's copy of its student's is not what the target has" in told
+    assert folder_problems(drafted, target, embeddings=False) == []
+
+
 # -- folders alone ---------------------------------------------------------------------------
 
 

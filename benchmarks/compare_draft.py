@@ -1,0 +1,170 @@
+"""The draft's training beside a bare speculators script: the same target, prompts and settings.
+
+    python -m benchmarks.compare_draft [--target DIR] [--prompts FILE] [--epochs 3] [--pairs 3]
+
+Both run in processes of their own, in turn, the order turned round from pair to pair. Compared are
+speculators' training itself, and the whole process, where the stage also checks states and map,
+scores the checkpoints on held-out answers and saves them. Without `--target` it is a Llama of 6M
+random weights, without `--prompts` questions about orders. Prints the ratios of the medians, one
+JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recipes.schema import DraftRecipe
+from registry.settings import CHECKOUT
+
+TIMEOUT = 3600.0
+NAMES = ("train", "seconds", "peak_bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--prompts", type=Path, help='JSONL of {"id", "messages"}.')
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pilotage-compare-") as name:
+        folder = Path(name)
+        target = asked.target or random_target(folder / "target")
+        prompts = asked.prompts or invented(folder / "prompts.jsonl")
+        job = job_of(target, prompts, asked.epochs)
+        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "stage": []}
+        for pair in range(asked.pairs):
+            both = [("bare", bare), ("stage", stage)]
+            for what, run in both if pair % 2 == 0 else reversed(both):
+                runs[what].append(run(folder / f"{what}-{pair}", job))
+                print(what, json.dumps(runs[what][-1]), flush=True)
+    result = {"epochs": asked.epochs, "pairs": asked.pairs, **ratios(runs)}
+    print(
+        f"speculators' training: {result['train']:.3f} of the bare script's time\n"
+        f"whole process with checks: {result['seconds']:.3f} of its time, "
+        f"{result['peak_bytes']:.3f} of its memory"
+    )
+    print(json.dumps(result))
+
+
+def job_of(target: Path, prompts: Path, epochs: int) -> dict[str, Any]:
+    recipe = DraftRecipe(kind="draft", description="", epochs=epochs, learning_rate=1e-3)
+    return {
+        **recipe.model_dump(mode="json", exclude={"kind", "description"}),
+        "target": str(target),
+        "prompts_file": str(prompts),
+        "samples_dir": None,
+        "threads": os.cpu_count() or 1,
+    }
+
+
+def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
+    command = [job["target"], job["prompts_file"], str(out)]
+    for option in ("epochs", "learning_rate", "batch_tokens", "response_tokens", "threads"):
+        command += [f"--{option.replace('_', '-')}", str(job[option])]
+    said = json.loads(_python("benchmarks.bare_draft", *command).splitlines()[-1])
+    return {name: said[name] for name in NAMES}
+
+
+def stage(out: Path, job: dict[str, Any]) -> dict[str, Any]:
+    out.mkdir()
+    job_file, result_file = out / "job.json", out / "result.json"
+    job_file.write_text(json.dumps({**job, "out_dir": str(out)}))
+    said = _python("benchmarks.compare_draft", "--job", str(job_file), str(result_file))
+    result = json.loads(result_file.read_text())
+    if "error" in result:
+        raise SystemExit(f"the stage failed: {result['error']}")
+    whole = json.loads(said.splitlines()[-1])
+    return {"train": result["seconds"]["train"], **whole}
+
+
+def measured_job(job_file: str, result_file: str) -> None:
+    """The stage's process, with its time and memory as the bare script takes its own."""
+    import time
+
+    started = time.monotonic()
+    from tasks.engines.speculators_train import train_draft
+
+    result = train_draft(json.loads(Path(job_file).read_text()))
+    Path(result_file).write_text(json.dumps(result))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": round(time.monotonic() - started, 2), "peak_bytes": peak}))
+
+
+def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Stage over bare, medians of all pairs."""
+
+    def median(what: str, name: str) -> float:
+        return statistics.median(one[name] for one in runs[what])
+
+    return {name: round(median("stage", name) / median("bare", name), 4) for name in NAMES}
+
+
+def invented(file: Path) -> Path:
+    rows = [
+        {
+            "id": str(n),
+            "segment": "order",
+            "messages": [{"role": "user", "content": f"Where is order {n}? " * (1 + n % 5)}],
+        }
+        for n in range(4000, 4200)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def random_target(folder: Path) -> Path:
+    """A Llama of 6M random weights; its answers are noise, and as long as they may be."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from tasks.engines import random_llama
+
+    random_llama.make({"out": str(folder), "seed": 0})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _python(module: str, *arguments: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    if ran.returncode:
+        raise SystemExit(f"{module} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
+    return ran.stdout
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        measured_job(*sys.argv[2:4])
+    else:
+        main()
