@@ -213,8 +213,9 @@ def _pick(
 
     Not by size where weights decide: they say themselves what memory is worth.
     """
-    best = max((known[one.name] for one in front), key=lambda merit: merit.value)
-    equal = [one for one in front if not best.surely_above(known[one.name])]
+    # Above by any of them: of two with the same value, one may be known better than the other.
+    merits = [known[one.name] for one in front]
+    equal = [one for one in front if not any(m.surely_above(known[one.name]) for m in merits)]
     sizes = {one.name: (weights_bytes(one) if by_size else None) or math.inf for one in equal}
     least = min(sizes.values())
     smallest = [name for name, size in sizes.items() if size == least]

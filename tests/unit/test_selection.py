@@ -481,6 +481,17 @@ def test_an_objective_that_will_be(written: str) -> None:
     resolve("freight_demo", [written])
 
 
+def test_of_two_with_one_value_the_one_known_better_rules_others_out_in_any_order() -> None:
+    ours = [
+        candidate("wide", slow(10.0, 9.0, 11.0)),
+        candidate("exact", slow(10.0, 10.0, 10.0)),
+        candidate("behind", slow(11.0, 10.0, 12.0), size=10),
+    ]
+    for order in itertools.permutations(ours):
+        found = choose(list(order), "fastest")
+        assert {found.chosen, *found.equal} == {"wide", "exact"}
+
+
 # -- emulated kernels ------------------------------------------------------------------------
 
 
