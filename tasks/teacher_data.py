@@ -33,6 +33,7 @@ from tasks.serving import Served
 from tasks.stages import TASK_OPTIONS, artifact_of, make
 from tasks.teacher_asking import ask_missing, asked_rows
 from tasks.teacher_parts import Score, account, judged_rows, write_parts
+from tasks.teacher_reuse import ASKED, take_over
 from tasks.teacher_rows import ANSWERS, AnswerFile, held, remove, work_folder
 
 VERSION = 3
@@ -80,9 +81,10 @@ def generate_teacher_data(stage: Stage, recipe: TeacherRecipe, served: Served) -
     def produce(folder: Path) -> dict[str, Any]:
         total = sum(1 for _ in asked_rows(prompts.path))
         with held(work), AnswerFile(work / ANSWERS, total, recipe.samples) as answers:
+            take_over(answers, work.name)
             ask_missing(prompts.path, answers, total, recipe, served)
             try:
-                return sort_answers(folder, prompts, answers, recipe)
+                return sort_answers(folder, prompts, answers, recipe) | {ASKED: work.name}
             except StageFailed:
                 LOG.warning("the answers stay in %s; remove it to ask for them anew", work)
                 raise

@@ -17,6 +17,7 @@ from tasks.answer_quality import RULES, Judge, Judged
 from tasks.answer_scoring import Choice, choose
 from tasks.conversations import messages_of, tools_of
 from tasks.teacher_asking import PARTS, asked_rows
+from tasks.teacher_reuse import response_of
 from tasks.teacher_rows import AnswerFile
 
 FIRST_IDS = 5
@@ -102,10 +103,8 @@ def responses_of(answered: Answered) -> Iterator[dict[str, Any]]:
     several = len(answered.answers) > 1
     for sample, one in enumerate(answered.answers):
         made = {
-            **one.result.model_dump(),
+            **response_of(one.result, one.text, one.reasoning),
             "id": answered.row["id"],
-            "text": one.text,
-            "reasoning": one.reasoning,
             "class": one.kind,
             "why": one.why,
         }

@@ -154,9 +154,9 @@ def _parsed(line: bytes) -> tuple[int, int, ChatResult]:
 def work_folder(stage: Stage, prompts_digest: str) -> Path:
     """Where the answers of a stage lie until the store has them."""
     config = {name: stage.config[name] for name in DECIDES if name in stage.config}
-    decides = stage.model_copy(
-        update={"config": config, "inputs": {**stage.inputs, "prompts": prompts_digest}}
-    )
+    tools = {name: version for name, version in stage.tools.items() if name == "vllm"}
+    inputs = {**stage.inputs, "prompts": prompts_digest}
+    decides = stage.model_copy(update={"config": config, "inputs": inputs, "tools": tools})
     return settings().home / "bench" / f"answers-{decides.key[:32]}"
 
 

@@ -1,0 +1,77 @@
+"""Answers that the store has already: other rules for them ask nobody again.
+
+A stage whose rules, scorer or shares differ has another key, and the answers of the earlier one
+were removed from `bench` once the store had them. They stand in its responses.jsonl, and whoever
+was asked the same thing (`teacher_rows.work_folder`) takes them from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from registry.artifacts import Manifest
+from registry.digests import digest_of_file
+from registry.store import MANIFEST
+from tasks.engines.openai_chat import ChatResult
+from tasks.progress import LOG
+from tasks.stages import store
+from tasks.teacher_rows import AnswerFile
+
+ASKED = "asked_as"
+"""Of the stage's summary: name of the folder in which its answers were gathered."""
+
+RESPONSES = "responses.jsonl"
+
+
+def response_of(result: ChatResult, text: str, reasoning: str) -> dict[str, Any]:
+    """An answer as responses.jsonl has it: what was sent stands apart where it reads otherwise."""
+    made = {**result.model_dump(), "text": text, "reasoning": reasoning}
+    if (text, reasoning) != (result.text, result.reasoning):
+        made["as_sent"] = {"text": result.text, "reasoning": result.reasoning}
+    return made
+
+
+def take_over(answers: AnswerFile, asked_as: str) -> None:
+    """Fill `answers`, where it is empty, from an artifact that was asked for the same."""
+    wanted = answers.rows * answers.samples
+    if answers.count_missing() < wanted:
+        return
+    for folder, manifest in _made_from(asked_as):
+        file = folder / "files" / RESPONSES
+        try:
+            whole = digest_of_file(file) == manifest.files[RESPONSES].sha256
+        except (OSError, KeyError):
+            continue
+        if not whole:
+            LOG.warning("%s: was changed, and its answers are not taken over", file)
+            continue
+        # Rows that were rejected are asked for again, as after any run.
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                result = _sent(json.loads(line))
+                if result.state == "done":
+                    row, sample = divmod(number, answers.samples)
+                    answers.add(row, result, sample)
+        taken = wanted - answers.count_missing()
+        LOG.info("%d of %d answers are those of teacher_data/%s", taken, wanted, folder.name[:12])
+        return
+
+
+def _made_from(asked_as: str) -> Iterator[tuple[Path, Manifest]]:
+    for path in sorted((store().root / "teacher_data").glob(f"*/{MANIFEST}")):
+        try:
+            manifest = Manifest.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
+        if manifest.summary.get(ASKED) == asked_as:
+            yield path.parent, manifest
+
+
+def _sent(row: dict[str, Any]) -> ChatResult:
+    fields = {name: row[name] for name in ChatResult.model_fields if name in row}
+    return ChatResult.model_validate(fields | row.get("as_sent", {}))
