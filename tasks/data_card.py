@@ -189,16 +189,11 @@ class DataCard:
     def _by_part(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for (part, segment), prompts in sorted(self._prompts.items()):
-            kinds = {
-                kind: count
-                for (one, other, kind), count in sorted(self._classes.items())
-                if (one, other) == (part, segment)
-            }
-            found.setdefault(part, {})[segment] = {
-                "prompts": prompts,
-                "learned": self._kept[part, segment],
-                "answers": kinds,
-            }
+            learned = self._kept[part, segment]
+            facts = {"prompts": prompts, "learned": learned, "answers": {}}
+            found.setdefault(part, {})[segment] = facts
+        for (part, segment, kind), count in sorted(self._classes.items()):
+            found[part][segment]["answers"][kind] = count
         return found
 
     def _picked(self) -> dict[str, Any] | None:
