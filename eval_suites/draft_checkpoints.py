@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-DEAD_SHARE, DEAD_PROPOSALS = 0.01, 200
-"""A draft of whose proposals, this many or more, at most this share is accepted is broken: a map
-between the vocabularies, a layer or a norm is not what the engine takes it for."""
+from registry.draft_binding import DEAD_PROPOSALS, DEAD_SHARE
 
 
 class _Measured(BaseModel):

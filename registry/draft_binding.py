@@ -36,6 +36,10 @@ MERGED = "merged"
 AUX_LAYERS = 3
 """Hidden states that an EAGLE3 draft is fed with."""
 
+DEAD_SHARE, DEAD_PROPOSALS = 0.01, 200
+"""A draft of whose proposals, this many or more, at most this share is accepted is broken: a map
+between the vocabularies, a layer or a norm is not what the engine takes it for."""
+
 REMEDY = "train a draft for this target's own student; a draft fits no other model"
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -86,6 +90,26 @@ def acceptance_record(evidence: LatencyEvidence) -> float | None:
     ]
     answered = sum(ok for _, ok in told)
     return sum(length * ok for length, ok in told) / answered if answered else None
+
+
+def acceptance_problem(evidence: LatencyEvidence, speculative_tokens: int) -> str | None:
+    """What the load test's own acceptance says against the draft; None: nothing.
+
+    A draft of whose proposals next to none is accepted is broken, not slow, whatever the rest of
+    the load test says. Tokens that were generated, divided by the acceptance length, are drafts.
+    """
+    length = acceptance_record(evidence)
+    if length is None:
+        return "no acceptance length is recorded for this draft on this target"
+    tokens = sum((p.output_tokens_per_s or 0.0) * p.duration_s for p in evidence.points if p.ok)
+    proposed = speculative_tokens * tokens / length
+    share = (length - 1.0) / speculative_tokens
+    if proposed >= DEAD_PROPOSALS and share <= DEAD_SHARE:
+        return (
+            f"of about {proposed:.0f} proposals of its draft {share:.2%} were accepted under load; "
+            "at most 1 % means that the draft is broken"
+        )
+    return None
 
 
 # -- the manifests ---------------------------------------------------------------------------

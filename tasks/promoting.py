@@ -17,7 +17,7 @@ from recipes.schema import Sampling
 from registry.alias_moves import holder, shown
 from registry.alias_outcome import SmokeAnswer
 from registry.digests import digest_of
-from registry.draft_binding import acceptance_record, binding_problems
+from registry.draft_binding import acceptance_problem, binding_problems
 from registry.errors import EXIT_REFUSED, PilotageError, Problem, UserError
 from registry.evidence import LatencyEvidence, ServingEvidence
 from registry.outcome import Verdict
@@ -141,8 +141,9 @@ def _draft_problems(found: Recorded) -> list[str]:
         return []
     problems = binding_problems(found.bundle)
     load = found.evidence.get("latency")
-    if isinstance(load, LatencyEvidence) and acceptance_record(load) is None:
-        problems.append("no acceptance length is recorded for this draft on this target")
+    if isinstance(load, LatencyEvidence):
+        told = acceptance_problem(load, found.bundle.num_speculative_tokens or 1)
+        problems += [told] if told else []
     return problems
 
 

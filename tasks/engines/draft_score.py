@@ -57,7 +57,8 @@ def _runs(draft: Any, sample: Sample, steps: int) -> dict[int, list[bool]]:
 
     to_target = torch.tensor(draft_targets(draft))
     row = training_row(sample)
-    with torch.inference_mode():
+    # On CUDA speculators compiles the model; here every sample has another length.
+    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         proposals = draft(
             hidden_states=row["hidden_states"][None].to(draft.device, draft.dtype),
             input_ids=row["input_ids"][None].to(draft.device),

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from registry.artifacts import Stage
 from registry.bundle import Bundle, Part
 from registry.draft_binding import (
+    acceptance_problem,
     acceptance_record,
     binding_problems,
     check_binding,
@@ -329,3 +330,29 @@ def test_the_acceptance_record_is_a_mean_over_requests() -> None:
     assert acceptance_record(measured((None, 30))) is None
     assert acceptance_record(measured((2.0, 0))) is None
     assert acceptance_record(measured()) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens_per_s", "told"),
+    [
+        (1.02, 50.0, "of about 588 proposals of its draft 0.67% were accepted under load"),
+        (1.02, 10.0, None),
+        (1.04, 50.0, None),
+        (2.5, 50.0, None),
+        (None, 50.0, "no acceptance length is recorded for this draft on this target"),
+    ],
+)
+def test_next_to_nothing_accepted_under_load_is_a_broken_draft(
+    length: float | None, tokens_per_s: float, told: str | None
+) -> None:
+    """At most 1 % of 200 proposals or more: 4 s of so many tokens, three proposals a step."""
+    one = point().model_copy(
+        update={
+            "acceptance_length": length,
+            "ok": 10,
+            "output_tokens_per_s": tokens_per_s,
+            "duration_s": 4.0,
+        }
+    )
+    found = acceptance_problem(latency("b", one), 3)
+    assert (found is None) if told is None else (found or "").startswith(told)
