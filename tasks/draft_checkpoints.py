@@ -29,7 +29,7 @@ from recipes.schema import DraftRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
 from registry.errors import Infeasible, Problem, StageFailed
-from registry.provenance import engine_version, hardware_fingerprint
+from registry.provenance import engine_tools, engine_version, hardware_fingerprint
 from tasks.draft_proof import without_draft
 from tasks.draft_reports import choice_text, write_report
 from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
@@ -72,7 +72,7 @@ def stage(
         },
         parents={"draft": training, "student": student, "target": target},
         inputs={"hardware": hardware_fingerprint()},
-        tools={"vllm": engine_version()},
+        tools=engine_tools(),
     )
 
 

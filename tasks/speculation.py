@@ -18,7 +18,7 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_folder
 from registry.errors import UserError
 from registry.json_files import json_object
-from registry.provenance import engine_version, hardware, tools
+from registry.provenance import engine_tools, hardware, tools
 from registry.settings import settings
 from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
@@ -59,7 +59,7 @@ def stage(
         if serve is None:
             raise UserError.at("draft: states", "vllm needs the serve recipe of a candidate")
         config["serve"] = serve
-        names["vllm"] = engine_version()
+        names |= engine_tools()
     inputs = {}
     if recipe.init_from is not None:
         inputs["init_from"] = digest_of_folder(published(recipe.init_from))

@@ -24,7 +24,7 @@ def no_serve_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit tests need no engine; its version is all that a plan asks of it."""
     monkeypatch.chdir(CHECKOUT)
     monkeypatch.setattr("tasks.accuracy.engine_version", lambda: "0.0.test")
-    for module in ("serving", "latency", "draft_stage"):
+    for module in ("serving", "latency", "draft_stage", "draft_checkpoints"):
         monkeypatch.setattr(f"tasks.{module}.engine_tools", lambda: {"vllm": "0.0.test"})
 
 
@@ -206,3 +206,62 @@ def test_prompts_of_the_users_own(tmp_path: Path) -> None:
         )
     ).prompts
     assert stage.key == again.key
+
+
+# -- drafts --------------------------------------------------------------------------------------
+
+
+def drafts_of(*assignments: str) -> dict[str, str]:
+    return {t: key for t, key in keys(*assignments).items() if t.startswith("draft")}
+
+
+ALL_DRAFTED = (
+    "candidates=[{name: bf16, quantize: bf16, serve: vllm_cpu_2core}, "
+    "{name: plain, quantize: bf16, serve: vllm_cpu_2core, draft: true}, "
+    "{name: eight, quantize: w8a8_int8, serve: vllm_cpu_2core, draft: true}, "
+    "{name: four, quantize: w4a16_gptq, serve: vllm_cpu_2core, draft: true}]"
+)
+
+
+def test_one_draft_of_the_student_is_chosen_for_each_candidate() -> None:
+    titles = list(drafts_of(ALL_DRAFTED))
+    assert titles == ["draft", "draft_choice plain", "draft_choice eight", "draft_choice four"]
+
+
+def test_a_draft_for_each_quantized_target() -> None:
+    """What is not quantized has the student's own."""
+    titles = list(drafts_of(ALL_DRAFTED, "draft.target=candidate"))
+    trained = [title for title in titles if not title.startswith("draft_choice")]
+    assert trained == ["draft", "draft w8a8_int8", "draft w4a16_gptq"]
+    assert (
+        drafts_of(ALL_DRAFTED)["draft"] == drafts_of(ALL_DRAFTED, "draft.target=candidate")["draft"]
+    )
+
+
+def test_a_draft_is_made_after_its_target_and_chosen_before_it_is_served() -> None:
+    order = list(keys(ALL_DRAFTED, "draft.target=candidate"))
+    places = [
+        order.index(title)
+        for title in (
+            "quantize w8a8_int8",
+            "draft w8a8_int8",
+            "draft_choice eight",
+            "serving eight",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_a_published_draft_that_is_not_there_stops_the_plan() -> None:
+    with pytest.raises(UserError, match="init_from: /nowhere"):
+        plan(resolve("freight_demo", ["draft.init_from=/nowhere"]))
+
+
+def test_the_engine_that_chose_is_in_the_key_of_the_choice_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = drafts_of()
+    monkeypatch.setattr("tasks.draft_checkpoints.engine_tools", lambda: {"vllm": "another"})
+    after = drafts_of()
+    assert before["draft"] == after["draft"]
+    assert before["draft_choice bf16-eagle3"] != after["draft_choice bf16-eagle3"]
