@@ -108,16 +108,18 @@ def verify_untouched(
     """Compare the values of every tensor that was not to be quantized, bit by bit.
 
     Head, embeddings, routers, norms and what the recipe ignores stay as they are. AWQ and
-    SmoothQuant may rescale norms, ignored layers and routers (the function is the same; these are
-    returned as `rescaled`), but neither head nor embeddings; SpinQuant rotates everything, so only
-    names and shapes are compared. A tensor stored in another dtype is compared after rounding to
-    it and returned as `rounded`. Raises `StageFailed` naming every tensor that changed.
+    SmoothQuant may rescale norms, ignored layers and routers (the function is the same), but
+    neither head nor embeddings; pruning may change its targets: these are returned as `changed`.
+    SpinQuant rotates everything, so only names and shapes are compared. A tensor stored in another
+    dtype is compared after rounding to it and returned as `rounded`. Raises `StageFailed` naming
+    every tensor that changed.
     """
     before, after = model_files.stored_tensors(model), model_files.stored_tensors(out)
     done = set(planned)
     fused = {name.partition(".experts.")[0] + ".experts" for name in done if ".experts." in name}
     fixed = {module.name for module in modules if module.head or "Embedding" in module.classes}
-    rescaled, rounded, problems = [], [], []
+    pruned = quantization_plan.pruned_layers(recipe, modules)
+    changed, rounded, problems = [], [], []
     rotates = quantization_recipe.rotates(recipe)
     read_before, read_after = tensor_reader(model), tensor_reader(out)
     for name, tensor in before.items():
@@ -137,15 +139,16 @@ def verify_untouched(
                 rounded.append(name)
             if _same_bits(old, new):
                 continue
-            if quantization_recipe.rescales(recipe) and owner not in fixed:
-                rescaled.append(name)
+            rescaled = quantization_recipe.rescales(recipe) and owner not in fixed
+            if rescaled or owner in pruned:
+                changed.append(name)
             else:
                 problems.append(
                     Problem(f"{out}: {name}", "was not to be quantized, and its values changed")
                 )
     if problems:
         raise StageFailed(problems)
-    return {"rescaled": rescaled, "rounded": rounded}
+    return {"changed": changed, "rounded": rounded}
 
 
 def tensor_reader(folder: Path) -> Callable[[str], Any]:

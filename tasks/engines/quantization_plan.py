@@ -243,6 +243,14 @@ def select(
     return chosen
 
 
+def pruned_layers(recipe: Mapping[str, Any], modules: Sequence[Module]) -> set[str]:
+    """Layers that a pruning modifier may change."""
+    found: set[str] = set()
+    for _, targets, ignore in quantization_recipe.pruned(recipe):
+        found |= set(select(modules, [Group(tuple(targets or ["Linear"]), None)], ignore))
+    return found
+
+
 def written_layers(quantization_config: Mapping[str, Any], modules: Sequence[Module]) -> list[str]:
     """Layers that a checkpoint's own `quantization_config` calls quantized, in module order."""
     groups = _config_groups(quantization_config.get("config_groups", {}))

@@ -31,8 +31,8 @@ def text(facts: Mapping[str, Any]) -> str:
 
     `facts`: `recipe`, `layers`, `linear_layers`, `ratio`, `format`, `kept`, `group_size`,
     `calibration`, `perplexity` (`before`, `after`, `ratio`, `limit`, `texts`), `layer_errors`,
-    `layer_errors_missing` (why there are none), `rescaled`, `rounded`, `fallback`, `kv_cache`,
-    `samples`, `comparison`.
+    `layer_errors_missing` (why there are none), `changed`, `rounded`, `fallback`, `kv_cache`,
+    `samples`, `comparison`; with `kept` also `errors_before`, of the run that quantized them too.
     """
     perplexity = facts["perplexity"]
     parts = [
@@ -44,7 +44,7 @@ def text(facts: Mapping[str, Any]) -> str:
                 ("format", facts["format"] or "none"),
                 ("size of these layers", _ratio(facts["ratio"])),
                 ("group size chosen for this model", facts["group_size"] or "the recipe's own"),
-                ("kept in 16 bit for their error", ", ".join(facts["kept"]) or "none"),
+                ("kept in 16 bit for their error", _kept(facts)),
                 ("KV cache", f"{facts['kv_cache']} layers" if facts["kv_cache"] else "16 bit"),
                 ("calibration", _calibration(facts["calibration"])),
                 ("perplexity before, after", _perplexity(perplexity)),
@@ -61,6 +61,12 @@ def text(facts: Mapping[str, Any]) -> str:
         f"```yaml\n{yaml.safe_dump(facts['recipe'], sort_keys=False)}```\n",
     ]
     return "\n".join(parts)
+
+
+def _kept(facts: Mapping[str, Any]) -> str:
+    """The layers with the errors they had; some stay for a neighbour that they are merged with."""
+    before = facts.get("errors_before", {})
+    return ", ".join(f"{name} ({_number(before[name])})" for name in facts["kept"]) or "none"
 
 
 def _calibration(counted: Mapping[str, int]) -> str:
@@ -86,10 +92,8 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
             f"\nGPTQ could not invert the Hessian of {len(facts['fallback'])} layers and rounded "
             f"them to nearest: {', '.join(facts['fallback'])}.\n"
         )
-    if facts["rescaled"]:
-        notes.append(
-            f"\nRescaled without a change of the function: {', '.join(facts['rescaled'])}.\n"
-        )
+    if facts["changed"]:
+        notes.append(f"\nRescaled or pruned, not quantized: {', '.join(facts['changed'])}.\n")
     if facts["rounded"]:
         notes.append(f"\nStored in another dtype than before: {', '.join(facts['rounded'])}.\n")
     return notes

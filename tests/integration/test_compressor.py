@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,9 @@ from tasks.engines import (
     model_modules,
     oneshot_run,
     quantization_plan,
-    quantization_recipe,
     random_llama,
 )
+from tests.integration.quantization_builders import conversations, job, simple, write_texts
 
 RECIPES = sorted((CHECKOUT / "recipes" / "quantize").glob("*.yaml"))
 FORMATS = {
@@ -49,35 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "calibration.jsonl"
-    rows = [
-        [
-            {"role": "user", "content": f"Where is order {number}? 运费多少？"},
-            {"role": "assistant", "content": f"Order {number} is on its way."},
-        ]
-        for number in range(4711, 4719)
-    ]
-    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    return path
-
-
-def job(model: Path, out: Path, recipe: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
-    return {
-        "model": str(model),
-        "out_dir": str(out),
-        "recipe": recipe,
-        "calibration_file": None,
-        "samples": 8,
-        "max_length": 64,
-        "max_size_ratio": 0.55,
-        "threads": 1,
-        "seed": 0,
-        **changes,
-    }
-
-
-def simple(**args: Any) -> dict[str, Any]:
-    return {"quant_stage": {"quant_modifiers": {"QuantizationModifier": args}}}
+    return write_texts(tmp_path_factory.mktemp("texts") / "calibration.jsonl", conversations())
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])

@@ -1,0 +1,177 @@
+"""The quantize stage beside a bare llmcompressor script: the same model, recipe and texts.
+
+    python -m benchmarks.compare_quantization [--model DIR] [--recipe w4a16_gptq] [--texts FILE]
+                                              [--pairs 3]
+
+Both run in processes of their own, in turn, the order turned round from pair to pair. Two things
+are compared apart: llmcompressor itself (oneshot and saving; memory up to its end), which should
+cost the same, and the whole process, where the stage also measures the unquantized model, reads
+the files back, and judges them. Without `--model` it is a Llama of 3.5M random weights, without
+`--texts` sentences about orders. Prints the ratios of the medians, one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes import loader
+from recipes.schema import QuantizeRecipe
+from registry.settings import CHECKOUT
+from tasks.engines import quantization_plan
+
+HELD_OUT = 32
+TIMEOUT = 3600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--recipe", default="w4a16_gptq", help="A quantize recipe, by name.")
+    parser.add_argument("--texts", type=Path, help='JSONL of {"messages": [...]}.')
+    parser.add_argument("--pairs", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pilotage-compare-") as name:
+        folder = Path(name)
+        model = asked.model or random_model(folder / "model")
+        job = job_of(folder, model, asked.recipe, asked.texts)
+        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "stage": []}
+        for pair in range(asked.pairs):
+            both = [("bare", bare), ("stage", stage)]
+            for what, run in both if pair % 2 == 0 else reversed(both):
+                runs[what].append(run(folder / f"{what}-{pair}", job))
+                print(what, json.dumps(runs[what][-1]), flush=True)
+    result = {"recipe": asked.recipe, "pairs": asked.pairs, **ratios(runs)}
+    print(
+        f"llmcompressor itself: {result['quantize_seconds']:.3f} of the bare script's time, "
+        f"{result['quantize_peak_bytes']:.3f} of its memory\n"
+        f"whole process with checks: {result['seconds']:.3f} of its time, "
+        f"{result['peak_bytes']:.3f} of its memory"
+    )
+    print(json.dumps(result))
+
+
+def job_of(folder: Path, model: Path, name: str, texts: Path | None) -> dict[str, Any]:
+    """The stage's job; its recipe, resolved for the model, is what the bare script gets too."""
+    from tasks.engines.model_modules import module_list
+
+    recipe = loader.load(name, "quantize", QuantizeRecipe)
+    if recipe.recipe is None:
+        raise SystemExit(f"recipe {name!r} quantizes nothing")
+    resolved, _ = quantization_plan.resolve(recipe.recipe, module_list(model))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    lines = texts.read_text(encoding="utf-8").splitlines() if texts else invented()
+    (folder / "held.jsonl").write_text("\n".join(lines[-HELD_OUT:]) + "\n")
+    samples = min(recipe.calibration.samples if recipe.calibration else 16, len(lines) - HELD_OUT)
+    (folder / "texts.jsonl").write_text("\n".join(lines[:samples]) + "\n")
+    return {
+        "model": str(model),
+        "recipe": resolved,
+        "calibration_file": str(folder / "texts.jsonl"),
+        "held_out_file": str(folder / "held.jsonl"),
+        "samples": samples,
+        "max_length": recipe.calibration.max_length if recipe.calibration else 512,
+        "max_size_ratio": recipe.max_size_ratio,
+        "max_perplexity_ratio": 100.0,
+        "threads": os.cpu_count() or 1,
+        "seed": 0,
+    }
+
+
+def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
+    texts = Path(job["calibration_file"])
+    command = [job["model"], str(texts.with_name("recipe.yaml")), str(texts), str(out)]
+    for option in ("samples", "max_length", "threads"):
+        command += [f"--{option.replace('_', '-')}", str(job[option])]
+    said = _python("benchmarks.bare_quantization", *command)
+    result: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return {**result, "quantize_peak_bytes": result["peak_bytes"]}
+
+
+def stage(out: Path, job: dict[str, Any]) -> dict[str, Any]:
+    job_file, result_file = out.with_suffix(".job.json"), out.with_suffix(".result.json")
+    job_file.write_text(json.dumps({**job, "out_dir": str(out)}))
+    _python("tasks.engines.compressor", str(job_file), str(result_file))
+    result = json.loads(result_file.read_text())
+    if "error" in result:
+        raise SystemExit(f"the stage failed: {result['error']}")
+    wanted = ("quantize_seconds", "quantize_peak_bytes", "seconds", "peak_bytes", "perplexity")
+    return {name: result[name] for name in wanted}
+
+
+def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Stage over bare, medians of all pairs."""
+
+    def median(what: str, name: str) -> float:
+        return statistics.median(one[name] for one in runs[what])
+
+    names = ("quantize_seconds", "quantize_peak_bytes", "seconds", "peak_bytes")
+    return {name: round(median("stage", name) / median("bare", name), 4) for name in names}
+
+
+def invented() -> list[str]:
+    """160 short conversations of one trade, one JSON object each."""
+    return [
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": f"Where is order {n}? " * (1 + n % 12)},
+                    {"role": "assistant", "content": f"Order {n} left us on day {n % 31}. " * 4},
+                ]
+            }
+        )
+        for n in range(4000, 4160)
+    ]
+
+
+def random_model(folder: Path) -> Path:
+    """A Llama of about 3.5M random weights."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from tasks.engines import random_llama
+
+    random_llama.make({"out": str(folder), "seed": 0})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _python(module: str, *arguments: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    if ran.returncode:
+        raise SystemExit(f"{module} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
+    return ran.stdout
+
+
+if __name__ == "__main__":
+    main()
