@@ -10,12 +10,13 @@ as too short and compared by the other measures alone.
 Texts are all that the user says, before the recipe's template. Sets and bands of signatures are
 met, never all pairs: time and memory are linear in the prompts.
 
-Threshold 0.85, from all 10,003 x 3,080 pairs of BANKING77's train and test, read by eye. Above it
-stands the same question with a typo, a contraction or a filler word ("Someone stole my cards!",
-"Can I edit my personal details?" and "How can I edit ..."), and 97 % of pairs have one label.
-Between 0.80 and 0.85 begin pairs that one word makes another question ("using a card?", "using an
-ATM?"), and 91 % have one label. The demo's messages from one template with other facts
-("heavy rain, FT1152 about 40 minutes behind") reach 0.73 between train and calibration.
+Threshold 0.85, from all 10,003 x 3,080 pairs of BANKING77's train and test, dozens read by eye: 26
+prompts of test are in train once folded, 75 more are near-duplicates. Above 0.85 stands the same
+question with a typo, a contraction or a filler word ("Someone stole my cards!", "Can I edit my
+personal details?" and "How can I edit ..."), and 97 % of pairs have one label. Between 0.80 and
+0.85 begin pairs that one word makes another question ("using a card?", "using an ATM?"): 91 %. The
+demo's messages from one template with other facts ("heavy rain, FT1152 about 40 minutes behind")
+reach 0.73 between train and calibration, and 0.47 between train and eval.
 """
 
 from __future__ import annotations
@@ -235,7 +236,11 @@ def lines_of(matrix: Matrix, rules: Disjointness) -> list[str]:
             counts.append(f"**{text}**" if cell.action == "block" else text)
         lines.append(f"| {one}, {other} | {' | '.join(counts)} |")
     short = ", ".join(f"{part} {number}" for part, number in matrix.too_short.items())
-    lines += ["", f"Shorter than {rules.n} words, so without an n-gram: {short}."]
+    lines += [
+        "",
+        f"Shorter than {rules.n} words (a Chinese character is one), so not compared by words in a "
+        f"row: {short}.",
+    ]
     if matrix.given_up:
         lines.append(
             f"{matrix.given_up} texts are like so many others that near-duplicates of theirs may "
