@@ -31,7 +31,7 @@ def page(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         "",
         *_merge(config, result["merge"]),
         "",
-        "## Answers of the merged adapter",
+        "## Answers of the adapter (their first 32 tokens)",
         "",
     ]
     for sample in result["samples"]:

@@ -50,15 +50,21 @@ def train(
         )
     model = adapted(load_base(job, dtype), job)
     trainable = sum(part.numel() for part in model.parameters() if part.requires_grad)
-    run = _Run(job, tokenizer, pad_id, model, held_out_part, teachers)
+    run = _Run(job, tokenizer, pad_id, model, held_out_part, teachers, precision.name)
     rows: Any = [{"input_ids": each.input_ids, "labels": each.labels} for each in train_part]
     extra: dict[str, Any] = {}
     if job["packing"]:
         rows = packing.packed(train_part, int(job["max_length"]))
         extra["packed_rows"] = len(rows)
-        extra["packing_difference"] = packing.check_apart(
-            model, rows, pad_id, end_to_end=run.end_to_end
-        )
+        exact = precision.name == "float32"
+        with as_trained(model, precision.name):
+            extra["packing_difference"] = packing.check_apart(
+                model,
+                rows,
+                pad_id,
+                end_to_end=run.end_to_end,
+                allowed=packing.LEAK if exact else packing.LEAK_BFLOAT16,
+            )
     processes = int(job["processes"])
     schedule = training_loop.Schedule.of(
         len(rows),
@@ -78,9 +84,10 @@ def train(
     checkpoint = training_loop.newest_checkpoint(work)
     if checkpoint is not None:
         print(f"going on from {checkpoint.name}", flush=True)
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.monotonic() - started - keeper.looking_seconds
+    processor_seconds = time.process_time() - used - keeper.looking_processor_seconds
     first = int(checkpoint.name.split("-")[1]) if checkpoint else 0
     tokens = round(sum(lengths) * float(job["epochs"]))
     own_share = (outcome.global_step - first) / schedule.total
@@ -94,6 +101,7 @@ def train(
         "resumed_from": first,
         "tokens": tokens,
         "training_seconds": round(seconds, 2),
+        "training_processor_seconds": round(processor_seconds, 2),
         "tokens_per_second": round(tokens * own_share / seconds, 1),
         "trainable_parameters": trainable,
         "compute_dtype": precision.name,
@@ -123,9 +131,10 @@ class _Run:
         model: Any,
         held_out_part: list[Example],
         teachers: dict[str, Example] | None,
+        precision: str,
     ) -> None:
         self.job, self.tokenizer, self.pad_id, self.model = job, tokenizer, pad_id, model
-        self.held_out, self.teachers = held_out_part, teachers
+        self.held_out, self.teachers, self.precision = held_out_part, teachers, precision
         self.batch_size = int(job["batch_size"])
         self.end_to_end = job["attention"] == "flash_attention_2"
         self.teacher: Any = None
@@ -192,6 +201,10 @@ class _Run:
 
     def look(self, model: Any) -> dict[str, float]:
         """What a look at the held-out rows measures."""
+        with as_trained(model, self.precision):
+            return self._look(model)
+
+    def _look(self, model: Any) -> dict[str, float]:
         found = {"held_out_loss": held_out.loss(model, self.held_out, self.pad_id, self.batch_size)}
         if self.pairs:
             found["held_out_kl"] = logit_distillation.divergence(
@@ -210,6 +223,14 @@ class _Run:
                 self.batch_size,
             )
         return found
+
+
+def as_trained(model: Any, precision: str) -> Any:
+    """A context in which the model computes as it does in a training step."""
+    import torch
+
+    dtype = getattr(torch, precision)
+    return torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def load_base(job: Mapping[str, Any], dtype: Any) -> Any:
@@ -256,6 +277,10 @@ def adapted(model: Any, job: Mapping[str, Any]) -> Any:
         ) from None
     if list(found.peft_config) != ["default"]:
         raise StageFailed(Problem("lora", f"several adapters at once: {list(found.peft_config)}"))
+    # peft does so for the adapter, not for `modules_to_save`: in bfloat16 small steps would vanish.
+    for part in found.parameters():
+        if part.requires_grad:
+            part.data = part.data.float()
     return found
 
 

@@ -21,7 +21,8 @@ RESULT: `rows`, `train_rows`, `held_out_rows`, `too_long` (rows left out), `trun
 `supervised_tokens` (per epoch), `steps`, `resumed_from` (step; 0 in a run that was not killed),
 `held_out_loss_before`, `held_out_loss_after` (nat per supervised token, of what is merged),
 `chosen` (the look at the held-out rows that is merged), `looks` (all), `curve` (step, loss),
-`train_loss`, `training_seconds` and `tokens_per_second` (of this process's own steps), `seconds`,
+`train_loss`, `training_seconds`, `training_processor_seconds` and `tokens_per_second` (of this
+process's own steps, without the looks), `seconds`,
 `trainable_parameters`, `compute_dtype`, `compute_dtype_why`, `quantize_base`, `packing`,
 `peak_memory_gib`, `peak_gpu_memory_gib`, `launch`, `merge` (see `merge_check.compared`),
 `samples` (prompt, answer, expected).

@@ -82,10 +82,13 @@ def tensors(
     return shifted(laid, partial=partial)
 
 
-def check_apart(model: Any, rows: Sequence[Row], pad_id: int, *, end_to_end: bool) -> float:
+def check_apart(
+    model: Any, rows: Sequence[Row], pad_id: int, *, end_to_end: bool, allowed: float = LEAK
+) -> float:
     """The largest relative difference between an example alone and behind another one.
 
-    Raises `StageFailed` where the model's attention reaches over the boundary.
+    `allowed` is `LEAK` or `LEAK_BFLOAT16`. Raises `StageFailed` where the model's attention
+    reaches over the boundary.
     """
     import torch
 
@@ -113,7 +116,6 @@ def check_apart(model: Any, rows: Sequence[Row], pad_id: int, *, end_to_end: boo
         wanted = alone.logits[0].float()
     model.train(was_training)
     difference = float((behind - wanted).abs().max() / wanted.std())
-    allowed = LEAK if next(model.parameters()).dtype == torch.float32 else LEAK_BFLOAT16
     if not difference <= allowed:
         raise StageFailed(
             Problem(

@@ -197,7 +197,7 @@ def keeper(
     class Keeper(TrainerCallback):
         def __init__(self) -> None:
             self.saved_at = time.monotonic()
-            self.looking_seconds = 0.0
+            self.looking_seconds = self.looking_processor_seconds = 0.0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 0:
@@ -251,7 +251,7 @@ def keeper(
         def _look(self, state: Any, model: Any) -> None:
             if not state.is_world_process_zero:
                 return
-            began = time.monotonic()
+            began, used = time.monotonic(), time.process_time()
             plain = getattr(model, "module", model)
             earlier = best_look(looks(state.log_history), better)
             found: Look = {
@@ -270,6 +270,7 @@ def keeper(
                 shutil.rmtree(folder, ignore_errors=True)
                 plain.save_pretrained(folder)
             self.looking_seconds += time.monotonic() - began
+            self.looking_processor_seconds += time.process_time() - used
 
     return Keeper()
 

@@ -94,6 +94,22 @@ def test_answers_may_be_written_while_it_trains(
     assert result["chosen"]["held_out_kl"] < result["looks"][0]["held_out_kl"]
 
 
+def test_a_run_that_was_killed_writes_the_same_answers_again(
+    base: Path, teacher: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Half of the batches are sampled from the student: the random states are in a checkpoint."""
+    changes: dict[str, Any] = {"gkd": {"lmbda": 0.5}, "epochs": 3, "checkpoint_steps": 2}
+    asked = logits_job(base, rows, tmp_path / "out", teacher, **changes)
+    whole = lora.run(asked)
+    saved = Path(asked["work_dir"]) / "checkpoints"
+    shutil.rmtree(saved / f"checkpoint-{whole['steps']}")
+    shutil.rmtree(tmp_path / "out")
+    again = lora.run(asked)
+    assert 0 < again["resumed_from"] < whole["steps"]
+    assert again["curve"] == whole["curve"]
+    assert again["looks"] == whole["looks"]
+
+
 def test_the_teacher_alone_reads_its_context(
     base: Path, teacher: Path, rows: Path, tmp_path: Path
 ) -> None:

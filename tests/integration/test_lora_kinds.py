@@ -15,6 +15,7 @@ from tasks.engines import (
     lora,
     loss_mask,
     merge_check,
+    model_files,
     packing,
     training_loop,
 )
@@ -54,6 +55,9 @@ def test_every_kind_of_adapter_merges_to_what_it_was(
 def test_bfloat16_trains_and_merges_in_float32(base: Path, rows: Path, tmp_path: Path) -> None:
     result = lora.run(job(base, rows, tmp_path / "out", precision="bfloat16"))
     assert result["compute_dtype"] == "bfloat16"
+    # What is learned is kept in float32, `modules_to_save` too: small steps must not vanish.
+    stored = model_files.stored_tensors(tmp_path / "out" / "adapter")
+    assert {tensor.dtype for tensor in stored.values()} == {"F32"}
     assert result["held_out_loss_after"] < result["held_out_loss_before"]
     assert result["merge"]["float32"]["max_relative"] < merge_check.MAX_FLOAT32
 
