@@ -81,7 +81,7 @@ def ask_sharded(
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
-            raise InfrastructureError(f"Ray: {str(error).splitlines()[0]}") from error
+            raise InfrastructureError(f"Ray: {_reason(error)}") from error
 
 
 def shares_of(concurrency: int, workers: int) -> list[int]:
@@ -172,7 +172,7 @@ class _Shards:
             except self._ray.exceptions.RayActorError as error:
                 LOG.warning(
                     "Ray worker %d ended with %d prompts in flight, which are asked again: %s",
-                    name, len(asked), str(error).splitlines()[0],
+                    name, len(asked), _reason(error),
                 )  # fmt: skip
                 for request in asked.values():
                     if request.id in lost or self._stopped:
@@ -206,6 +206,12 @@ class _Shards:
                 "free CPU of the cluster"
             ) from None
         self._workers[name] = worker
+
+
+def _reason(error: Exception) -> str:
+    """What happened, and on the last line of Ray's pages the exception behind it."""
+    lines = str(error).strip().splitlines()
+    return " ... ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
 
 
 def _lost(request: ChatRequest) -> ChatResult:

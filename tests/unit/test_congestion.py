@@ -142,17 +142,23 @@ class Limited:
         return httpx.Response(200, json=COMPLETION)
 
 
-def ask_limited(most: int, rows: int, concurrency: int) -> tuple[Timed, Limited, list[ChatResult]]:
+def ask_limited(
+    rows: int, concurrency: int, *most: int
+) -> tuple[Timed, list[Limited], list[ChatResult]]:
+    """Servers with these limits, `most` of each."""
     time = Timed()
-    server = Limited(time, most)
+    servers = {f"t{number}": Limited(time, limit) for number, limit in enumerate(most)}
     results: list[ChatResult] = []
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        return await servers[request.url.host](request)
 
     async def ask() -> None:
         passing = asyncio.create_task(time.run())
         async with Asker(
-            [Endpoint(url="http://t", model="m")],
+            [Endpoint(url=f"http://{name}", model="m") for name in servers],
             concurrency=concurrency, max_retry_wait=60.0, request_timeout=1e6, max_attempts=30,
-            clock=time.now, sleep=time.sleep, transport=httpx.MockTransport(server),
+            clock=time.now, sleep=time.sleep, transport=httpx.MockTransport(respond),
             rng=random.Random(0),
         ) as asker:  # fmt: skip
             requests = (
@@ -163,31 +169,40 @@ def ask_limited(most: int, rows: int, concurrency: int) -> tuple[Timed, Limited,
         passing.cancel()
 
     asyncio.run(ask())
-    return time, server, results
+    return time, list(servers.values()), results
 
 
 def test_a_server_that_takes_ten_at_once_is_given_about_ten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="pilotage"):
-        time, server, results = ask_limited(most=10, rows=1000, concurrency=64)
+        time, (server,), results = ask_limited(1000, 64, 10)
     assert Counter(result.state for result in results) == {"done": 1000}
     assert server.peak == 10
     # 100 s are the least that it needs; a few refusals tell where its limit is.
     assert time.seconds < 140
     assert server.statuses[429] < 400
-    lines = [record.getMessage() for record in caplog.records if "http://t" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "http://t0" in record.getMessage()]
     assert lines[0] == (
-        "http://t/v1/chat/completions: HTTP 429: too many; "
+        "http://t0/v1/chat/completions: HTTP 429: too many; "
         "at most 7 of 64 requests are open there now, more as it answers"
     )
     assert len(lines) <= 1 + time.seconds / 60, "one a minute"
 
 
 def test_a_server_that_takes_all_is_given_all() -> None:
-    time, server, results = ask_limited(most=64, rows=640, concurrency=64)
+    time, (server,), results = ask_limited(640, 64, 64)
     assert (len(results), server.peak, server.statuses[429]) == (640, 64, 0)
     assert time.seconds == 10.0
+
+
+def test_what_one_server_refuses_the_other_is_asked_for() -> None:
+    time, (small, large), results = ask_limited(1500, 64, 10, 100)
+    assert Counter(result.state for result in results) == {"done": 1500}
+    assert small.peak == 10 and large.statuses[429] == 0
+    # 23.4 s are the least at 64 open requests.
+    assert time.seconds <= 26
+    assert small.statuses[429] < 30
 
 
 def test_once_nothing_may_be_asked_rows_that_wait_are_pending_at_once() -> None:
