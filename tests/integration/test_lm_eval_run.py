@@ -6,6 +6,7 @@ against a real vLLM server in `test_vllm_bench.py`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import yaml
 from eval_suites.loader import TASKS_DIR, load_accuracy
 from registry.errors import InfrastructureError, StageFailed, UserError
 from registry.evidence import AccuracyEvidence, read_summary
-from tasks.conversations import messages_of
+from tasks.conversations import messages_of, with_system
 from tasks.demo_data import generate, reference_reply
 from tasks.engines.lm_eval_models import ending, parse_answer
 from tasks.engines.lm_eval_run import item_rows, mean, read_items
@@ -426,6 +427,7 @@ def test_the_transformers_engine(tmp_path: Path, serving: Any) -> None:
     )
     suite = load_accuracy("freight_smoke")
     rows = generate(5, {"eval": 6})["eval"]
+    rows[2] = with_system(rows[2], "Be brief.")
     work = job(tmp_path, serving(lambda _: ""), rows, metrics=suite.metrics, concurrency=4)
     work["model"] = {"kind": "hf", "path": str(tmp_path / "model")}
     work["sampling"] |= {"max_tokens": 12}
@@ -438,3 +440,14 @@ def test_the_transformers_engine(tmp_path: Path, serving: Any) -> None:
         assert 1 <= item["output_tokens"] <= 12
         assert (item["output_tokens"] == 12) or item["finish_reason"] == "stop"
     assert result["truncated"] == sum(item["finish_reason"] == "length" for item in items)
+    # The template's own way to write turns, word for word.
+    for item, row in zip(items, rows, strict=True):
+        turns = [f"<|{one['role']}|>{one['content']}<|end|>" for one in messages_of(row)]
+        asked = f"{''.join(turns)}<|assistant|>"
+        assert item["prompt_hash"] == hashlib.sha256(asked.encode()).hexdigest()
+    refused = {**rows[0], "id": "calls", "tools": TOOLS}
+    with pytest.raises(StageFailed, match=r"row calls: the chat template .* leaves out the tools"):
+        run(
+            tmp_path,
+            work | {"items_file": str(write_items(tmp_path / "t.jsonl", [refused])), "items": 1},
+        )
