@@ -107,14 +107,24 @@ class FormatRule(KeptRule):
         if schema is None:
             return None
         from jsonschema import Draft202012Validator, SchemaError
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
 
         try:
             Draft202012Validator.check_schema(schema)
         except SchemaError as error:
             raise ValueError(f"is no JSON schema: {error.message}") from None
-        outside = [ref for ref in _references(schema) if not ref.startswith("#")]
+        references = _references(schema)
+        outside = [ref for ref in references if not ref.startswith("#")]
         if outside:
             raise ValueError(f"refers to something outside: {', '.join(outside)}")
+        resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+        for reference in references:
+            try:
+                resolver.lookup(reference)
+            except Unresolvable:
+                raise ValueError(f"there is nothing at {reference}") from None
         return schema
 
     @model_validator(mode="after")

@@ -142,15 +142,19 @@ def compared(
 def question(pick: JudgePick, row: Mapping[str, Any], judged: Judged) -> str:
     """The judge's prompt. What it is filled with is not looked through for braces."""
     messages = messages_of(row)
-    whole = "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+    whole = "\n\n".join(f"{one['role']}: {_said(one)}" for one in messages)
     reference = row.get("reference")
-    calls = [json.dumps(call, ensure_ascii=False) for call in judged.result.tool_calls]
     parts = {
         "prompt": row["prompt"] if len(messages) == 1 else whole,
-        "answer": "\n".join(filter(None, (judged.text, *calls))),
+        "answer": _said({"content": judged.text, "tool_calls": judged.result.tool_calls}),
         "reference": json.dumps(reference, ensure_ascii=False) if reference else "",
     }
     return re.sub(r"\{(prompt|answer|reference)\}", lambda name: parts[name[1]], pick.prompt)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = (json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls") or ())
+    return "\n".join(filter(None, (message.get("content"), *calls)))
 
 
 def number_said(said: ChatResult, pick: JudgePick) -> float | None:

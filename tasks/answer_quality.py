@@ -103,7 +103,12 @@ class Judge:
         if judged.kind == "length":
             return self.keep_truncated and bool(judged.text.strip()) and not judged.flaw
         rule = getattr(self.quality, RULES[judged.kind])
-        return bool(getattr(rule, "keep", False)) and bool(judged.text.strip())
+        if not getattr(rule, "keep", False) or not judged.text.strip():
+            return False
+        # A call that nobody could make and reasoning that may be left are never learned.
+        return not judged.result.tool_calls and not left_over(
+            judged.text, self.quality.reasoning_tags
+        )
 
     def classify(self, result: ChatResult, row: Mapping[str, Any]) -> Judged:
         """The class of one answer to the prompt `row`."""
@@ -187,7 +192,10 @@ def format_check(rule: FormatRule) -> Callable[[str, Mapping[str, Any]], str]:
         def by_schema(text: str, row: Mapping[str, Any]) -> str:
             if wrong := as_json(text, row):
                 return wrong
-            error = next(validator.iter_errors(json.loads(text)), None)
+            try:
+                error = next(validator.iter_errors(json.loads(text)), None)
+            except RecursionError:
+                return "nested too deeply"
             return "" if error is None else f"{error.json_path}: {error.message[:100]}"
 
         return by_schema

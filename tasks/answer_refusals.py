@@ -24,22 +24,23 @@ _SORRY = (
 )
 _CANNOT = (
     r"(?:can't|cannot|can not|could not|couldn't|won't|will not|"
-    r"(?:am|'m|are|'re) (?:not able|unable)(?: to)?|(?:will not|won't) be able to|must decline to|"
+    r"(?:am|'m)? ?(?:not able|unable)(?: to)?|(?:will not|won't) be able to|must decline to|"
     r"have to decline to|decline to)"
 )
 _THAT = (
     r"(?:(?:with|to|in|on) )?(?:that|this|it|your|the|such|these|those)\b"
     r"(?: (?:kind|type|sort)s? of)?"
     r"(?: (?:request|question|task|topic|content|matter|prompt|query|requests|topics|questions))?"
-    r"(?=\s*(?:[.!,;:—–-]|$|as\b|because\b|since\b|due\b))"
+    r"(?=\s*(?:[.!,;:—–-]|$))"
 )
 
 ENGLISH = (
-    rf"(?:{_SORRY})?(?:i|we)(?:'m|'re)?\s*{_CANNOT}\s+(?:assist|help)(?: you)?\s+{_THAT}",
-    rf"(?:{_SORRY})?(?:i|we)(?:'m|'re)?\s*{_CANNOT}\s+(?:comply|assist|help|engage)\s*[.!]",
-    rf"(?:{_SORRY})?(?:i|we)(?:'m|'re)?\s*{_CANNOT}\s+"
+    rf"(?:{_SORRY})?i(?:'m)?\s*{_CANNOT}\s+(?:assist|help)(?: you)?\s+(?=with ){_THAT}",
+    rf"(?:{_SORRY})?i(?:'m)?\s*{_CANNOT}\s+(?:comply|assist|help|engage)\s*[.!]",
+    rf"(?:{_SORRY})?i(?:'m)?\s*{_CANNOT}\s+"
     r"(?:comply with|fulfill?|answer|respond to|continue with|engage (?:with|in)|discuss)\s+"
     rf"{_THAT}",
+    rf"(?:{_SORRY})?i(?:'m)?\s*{_CANNOT}\s+(?:comply with|fulfill?) (?:this|that|your) request\b",
     rf"(?:{_SORRY})?i(?:'m)?\s*{_CANNOT}\s+"
     r"(?:provide|create|generate|write|produce|give|offer)\s+(?:\w+ ){0,4}"
     r"(?:content|instructions|advice|guidance) (?:that|which|on how|for illegal|about how)\b",
@@ -62,15 +63,15 @@ CHINESE = (
     r"(?:但是?|但|不过)?(?:我|本人|我们)?(?:目前|暂时)?"
     r"(?:无法|不能|不可以|没办法|没有办法|没法|不便|無法|不能够)"
     r"(?:为您|为你|向您|向你|给您|给你|就此)?"
-    r"(?:继续)?(?:回答|回应|讨论|协助|帮助|满足|完成|参与|回覆|回复|遵从|執行|执行|提供)"
+    r"(?:继续)?(?:回答|回应|讨论|协助|帮助|满足|参与|回覆|回复|遵从|執行|执行|提供)"
     r"(?:您|你)?(?:的|这个|这类|这种|此类|此|该|这|那个|相关|任何)*"
-    r"(?:问题|请求|要求|话题|内容|主题|任务|指令|問題|請求)",
+    r"(?:问题|请求|要求|话题|内容|主题|任务|指令|問題|請求)(?=[，,。.！!；;、\s]|$)",
     r"(?:(?:非常|很)?(?:抱歉|对不起)[，,。\s]*)?(?:作为|身为|我是|我只是|我作为)"
     r"(?:一个|一名|一款|一種|一种)?(?:\w{0,6})?"
     r"(?:AI|人工智能|人工智慧|语言模型|大模型|智能助手|虚拟助手)[^。！？]{0,20}?[，,]\s*"
     r"(?:所以|因此)?(?:我)?(?:无法|不能|不会|没有|并不|不具备|無法)",
     r"(?:(?:非常|很)?(?:抱歉|对不起)[，,。\s]*)?(?:您|你)?(?:的|这个|该|此)*(?:问题|请求|要求|内容)"
-    r"(?:违反|不符合|涉嫌|涉及敏感|涉及违法)",
+    r"(?:违反|涉及敏感|涉及违法)",
     r"(?:让我们|我们|咱们)?(?:来)?换(?:个|一个)话题",
     r"我还没有?学(?:会|习)(?:如何|怎么)?回答这个问题",
 )

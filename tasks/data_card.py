@@ -71,6 +71,8 @@ class DataCard:
         self._picks: Counter[str] = Counter()
         self._scores: dict[str, Counter[float]] = {"best": Counter(), "all": Counter()}
         self._business = Texts()
+        self.judge_tokens: int | None = None
+        """Prompt and answer tokens of the model that judged, where one did."""
 
     def watch(self, rows: Iterable[Answered]) -> Iterator[Answered]:
         """The same rows, each looked at."""
@@ -202,6 +204,7 @@ class DataCard:
         return {
             "scorer": self._recipe.pick.scorer,
             **dict(self._picks),
+            **({} if self.judge_tokens is None else {"tokens of the judge": self.judge_tokens}),
             "scores": {name: percentiles(scores) for name, scores in self._scores.items()},
         }
 

@@ -101,7 +101,7 @@ def sort_answers(
     """Write the stage's files from the teacher's answers, and return what they add up to."""
     judge = judge_of(recipe)
     card = DataCard(recipe, judge.language)
-    with scoring(prompts.path, answers, judge, recipe) as score:
+    with scoring(prompts.path, answers, judge, recipe, card) as score:
         rows = judged_rows(prompts.path, answers, judge, score)
         summary = account(card.watch(write_parts(folder, rows)), recipe)
     card.write(folder, prompts.path, prompts.summary.get("rejected") or {})
@@ -119,7 +119,7 @@ def judge_of(recipe: TeacherRecipe) -> Judge:
 
 @contextmanager
 def scoring(
-    prompts: Path, answers: AnswerFile, judge: Judge, recipe: TeacherRecipe
+    prompts: Path, answers: AnswerFile, judge: Judge, recipe: TeacherRecipe, card: DataCard
 ) -> Iterator[Score]:
     """What compares the answers to one prompt; another model is asked for its numbers first."""
     pick = recipe.pick
@@ -127,6 +127,7 @@ def scoring(
         file = judgements_file(answers.path.parent, pick, judge)
         with AnswerFile(file, answers.rows, answers.samples) as judgements:
             ask_judge(prompts, answers, judgements, judge, recipe)
+            card.judge_tokens = judgements.tokens
             yield judge_scores(judgements, pick)
     elif pick is None or isinstance(pick, JudgePick):
         yield lambda number, sample, answer, row: None

@@ -102,6 +102,7 @@ def test_the_answer_with_the_highest_number_is_learned(home: Path) -> None:
     card = json.loads((ref.path / "data_card.json").read_text())
     assert card["picks"]["only one answer kept"] == 1
     assert card["picks"]["scores"]["best"]["mean"] == 3.0
+    assert card["picks"]["tokens of the judge"] == 6 * SAMPLES * (PROMPTS - 1)
     assert not list(settings().home.glob("bench/*")), "the store has the answers"
 
 

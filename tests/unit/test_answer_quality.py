@@ -82,6 +82,10 @@ def test_a_class_may_be_kept_but_never_an_answer_without_text() -> None:
     assert not kept.keeps(kept.classify(answer("", refusal="No."), ROW))
     assert not kept.keeps(kept.classify(answer(""), ROW))
     assert not kept.keeps(kept.classify(answer("Text.", None), ROW))
+    wrong = judge(format={"kind": "json", "keep": True})
+    assert wrong.keeps(wrong.classify(answer("no json"), ROW))
+    for bad in (answer("so <think> hm"), answer("x", "tool_calls", tool_calls=[CALL])):
+        assert not wrong.keeps(wrong.classify(bad, ROW))
     with pytest.raises(ValidationError, match="Extra inputs"):
         Quality.model_validate({"empty": {"keep": True}})
 
@@ -223,6 +227,12 @@ def test_refusals(text: str) -> None:
         "对不起，仓库今天不能卸货。",
         "不能提供发票的订单，请联系财务。",
         "请您换个时间再来。",
+        "您的请求不符合退款条件。",
+        "不能提供该内容的发票。",
+        "我们无法完成您的请求，因为库存不足。",
+        "I can't help it, the warehouse is closed.",
+        "I'm sorry, we can't help with that because the order has shipped.",
+        "I can't discuss the contract before Monday.",
         "作为人工智能公司，我们提供三种方案。",
         "好的，已为您换个司机。",
     ],
@@ -412,6 +422,7 @@ def test_json_that_is_nested_too_deeply_is_none() -> None:
         ({"kind": "regex", "pattern": "("}, "no regular expression"),
         ({"kind": "json_schema", "json_schema": {"type": "objekt"}}, "no JSON schema"),
         ({"kind": "json_schema", "json_schema": {"$ref": "http://a/b"}}, "something outside"),
+        ({"kind": "json_schema", "json_schema": {"$ref": "#/$defs/a"}}, "nothing at #/"),
     ],
 )
 def test_a_format_that_is_none(rule: dict[str, Any], message: str) -> None:
