@@ -81,8 +81,7 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
     """Measure, choose, compare. Starts servers of its own: no other one may run.
 
     Raises `StageFailed` when hardly a proposal is accepted, when training expected another
-    acceptance length of the same target than the engine reports, or when the draft changes
-    answers beyond near-ties.
+    acceptance length than the engine reports, or when the draft changes answers beyond near-ties.
     """
 
     def produce(folder: Path) -> dict[str, Any]:
@@ -111,11 +110,12 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
         write_report(folder, text + "\n", document)
         for line in text.splitlines():
             LOG.info("%s", line)
-        problems = faults(chosen, stage.config["max_acceptance_gap"] if same else float("inf"))
+        problems = faults(chosen, stage.config["max_acceptance_gap"])
         if agreement.agrees is not True:
             problems.append(f"the draft must not change greedy answers: {agreement.words}")
         if problems:
-            raise StageFailed([Problem(stage.title, one, REMEDY) for one in problems])
+            remedy = REMEDY if same else f"{OTHER_WEIGHTS}; or {REMEDY}"
+            raise StageFailed([Problem(stage.title, one, remedy) for one in problems])
         shutil.copytree(training.path / checkpoint(chosen.epoch), folder / CHOSEN)
         return {
             "measured": True,
@@ -138,9 +138,12 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
 
 
 REMEDY = (
-    "look into the artifact's log for vLLM's layer ids, norms and vocabulary map; a draft whose "
-    "acceptance only differs a little wants a larger `max_acceptance_gap`"
+    "compare layer ids, norms and vocabulary map of the draft's config with what the server's log "
+    "says it takes; a small gap may be allowed by `max_acceptance_gap`"
 )
+
+
+OTHER_WEIGHTS = "it was trained for other weights: set `target: candidate` in the draft recipe"
 
 
 class Asking:
@@ -208,10 +211,13 @@ def trained_for(stage: Stage) -> bool:
 
 
 def judgement(chosen: MeasuredCheckpoint, max_gap: float, same: bool) -> str:
-    told = f"Training expected {chosen.expected:.3f}, the engine reports {chosen.engine.length:.3f}"
-    if same:
-        return f"{told}; they may differ by {max_gap}."
-    return f"{told} with other weights than it was trained for, so the gap is not judged."
+    """A sentence. The gap counts with other weights too: measured on the demo's student, its draft
+    lost nothing in front of its W8A8 and W4A16 (2.93 of 2.92 expected)."""
+    weights = "" if same else " with other weights than it was trained for"
+    return (
+        f"Training expected {chosen.expected:.3f}, the engine reports "
+        f"{chosen.engine.length:.3f}{weights}; they may differ by {max_gap}."
+    )
 
 
 def spelled(one: MeasuredCheckpoint) -> dict[str, Any]:

@@ -316,18 +316,25 @@ def test_what_cannot_be_served_here_keeps_the_best_by_loss_and_the_reason(shelf:
     assert "not measured: no kernel for it" in (ref.path / "report.md").read_text()
 
 
-def test_with_other_weights_than_it_was_trained_for_the_gap_is_only_told(shelf: Shelf) -> None:
+def test_with_other_weights_than_it_was_trained_for_the_remedy_is_its_own_draft(
+    shelf: Shelf,
+) -> None:
     quantized = shelf.made(
         Stage(name="quantize", version=1, parents={"student": shelf.student}), a_file
     )
     shelf.choice = draft_checkpoints.stage(
         "w8a8-eagle3", RECIPE, shelf.training, shelf.student, quantized, CONFIG
     )
-    shelf.accepted = {2: 100, 3: 110}
     ref = shelf.choose()
-    assert ref.summary["acceptance_length"] == 2.1
     text = (ref.path / "report.md").read_text()
-    assert "with other weights than it was trained for, so the gap is not judged" in text
+    assert "reports 2.600 with other weights than it was trained for; they may differ" in text
+    assert json.loads((ref.path / "report.json").read_text())["trained_for_this_target"] is False
+
+    begin_run(0)
+    shelf.accepted = {2: 100, 3: 110}
+    shelf.choice = shelf.choice.model_copy(update={"version": 2})
+    with pytest.raises(StageFailed, match="set `target: candidate`"):
+        shelf.choose()
 
 
 # -- the keys ------------------------------------------------------------------------------------
