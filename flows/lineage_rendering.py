@@ -97,7 +97,8 @@ def _gate(gate: Mapping[str, Any]) -> str:
 def _load(load: Mapping[str, Any] | None) -> Iterator[str]:
     if load is None:
         return
-    yield f"load judged: {load['profile']} on hardware {load['hardware']}"
+    flag = "; times of an emulated kernel" if load["emulated"] else ""
+    yield f"load judged: {load['profile']} on hardware {load['hardware']}{flag}"
     if load["kept_rate"]:
         low, high = load["kept_rate"]
         yield f"  kept up to {rate(low)} requests/s, not {rate(high)}"

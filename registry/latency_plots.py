@@ -85,7 +85,8 @@ def _timeline_name(number: int, point: LoadPoint) -> str:
 
 def compare_plots(folders: Mapping[str, Path], out: Path) -> list[Path]:
     """Several evidence folders by name, over each other, written into `out`."""
-    found = {name: read_latency(folder) for name, folder in folders.items()}
+    read = {name: read_latency(folder) for name, folder in folders.items()}
+    found = {f"{name} (emulated)" if one.emulated else name: one for name, one in read.items()}
     return [
         style.save(compared_by_rate(found), out / BY_RATE),
         style.save(by_speed(found), out / BY_SPEED),
@@ -386,4 +387,5 @@ def _of(series: Sequence[Any], index: int) -> Any:
 
 def _about(evidence: LatencyEvidence) -> str:
     bundle = f"bundle {evidence.bundle[:12]}" if evidence.bundle else ""
-    return " · ".join(filter(None, [bundle, evidence.engine, evidence.harness]))
+    flag = "emulated kernel" if evidence.emulated else ""
+    return " · ".join(filter(None, [bundle, evidence.engine, evidence.harness, flag]))

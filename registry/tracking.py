@@ -370,6 +370,8 @@ class Tracker:
         metrics = scalar_metrics(outcome.metrics, at, model_id)
         metrics += point_metrics(outcome.latency, at, model_id)
         metrics += kept_rate_metrics(outcome.kept_rate, at, model_id)
+        if outcome.emulated is not None:
+            metrics += scalar_metrics({"latency.emulated": float(outcome.emulated)}, at, model_id)
         prefixed = [_renamed(metric, f"{outcome.name}.{metric.key}") for metric in metrics]
         self._log(parent, metrics=prefixed)
         self.client.set_logged_model_tags(

@@ -15,6 +15,7 @@ the LoggedModels the candidate's name stands before them: `bf16.latency.e2el_p99
     latency.cost_per_request, .cost_per_million_output_tokens
     latency.client_lag_ms                                P99 of the generator's own clock
     latency.kept_rate_low, .kept_rate_high               of a search, once, at step 0
+    latency.emulated                                     1: times of an emulated kernel; once
 
 What is null is not logged.
 """

@@ -192,7 +192,7 @@ def _short(gate: GateResult) -> dict[str, Any]:
 def _evidence(judged: Judged) -> dict[str, Any]:
     """By kind: digest of the folder, and what its summary says of itself."""
     keys = ("measured_at", "engine", "harness", "suite", "profile", "hardware", "items_asked",
-            "items_scored", "metrics", "smoke", "limited", "stays", "reason",
+            "items_scored", "metrics", "smoke", "limited", "emulated", "stays", "reason",
             "num_speculative_tokens")  # fmt: skip
     return {
         kind: {"digest": digest, **{key: told[key] for key in keys if key in told}}
@@ -215,6 +215,7 @@ def _load(evidence: object, outcome: CandidateOutcome | None) -> dict[str, Any] 
         "profile": evidence.profile,
         "hardware": evidence.hardware,
         "kept_rate": list(evidence.kept_rate) if evidence.kept_rate is not None else None,
+        "emulated": evidence.emulated,
         "points": [point.model_dump(mode="json", include=keys) for point in points],
     }
 

@@ -29,6 +29,7 @@ def passed(number: int) -> CandidateOutcome:
         metrics={"hit_rate": 0.9, "exact_match,strict-match": 0.5, "odd": None},
         latency=[load_point(1.0), load_point(2.0)],
         kept_rate=(1.0, 2.0),
+        emulated=number == 2,
         evidence={"accuracy": f"acc{number}"},
     )
 
@@ -131,6 +132,8 @@ def test_recorded_once_however_often(tracker: Tracker) -> None:
     kept = {m.key: m.value for m in refused.metrics if ".kept_rate_" in m.key}
     assert kept == {"c2.latency.kept_rate_low": 1.0, "c2.latency.kept_rate_high": 2.0}
     release = client.get_run(parent).data
+    flags = {name: release.metrics[f"{name}.latency.emulated"] for name in ("c1", "c2")}
+    assert flags == {"c1": 0.0, "c2": 1.0}
     assert release.tags["pilotage.verdict"] == "PASS"
     assert release.metrics["c1.latency.kept_rate_high"] == 2.0
     for name in ("latency.rate", "latency.kept_rate_low", "latency.e2el_p50_ms"):

@@ -367,6 +367,21 @@ def test_a_folder_is_drawn_and_drawn_again_the_same(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(PNG) for path in compared)
 
 
+def test_an_emulated_kernel_is_said_on_every_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[list[str]] = []
+    monkeypatch.setattr(
+        "registry.latency_plots.compared_by_rate",
+        lambda found: names.append(list(found)) or compared_by_rate(found),
+    )
+    real = folder_of(tmp_path / "real", evidence(SEARCH))
+    emulated = evidence(SEARCH, emulated=True)
+    compare_plots({"a": real, "b": folder_of(tmp_path / "b", emulated)}, tmp_path / "out")
+    assert names == [["a", "b (emulated)"]]
+    assert "emulated kernel" in by_rate(emulated).axes[0].get_title(loc="left")
+
+
 def test_the_folder_of_the_evidence_can_be_left_alone(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "evidence", evidence(SEARCH, kept_rate=(5.7, 8)))
     before = sorted(folder.iterdir())
