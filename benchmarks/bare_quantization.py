@@ -4,8 +4,8 @@
                                            [--max-length 512] [--threads 2]
 
 TEXTS holds one `{"messages": [...]}` a line; every text is calibrated on, in its order. Prints one
-JSON line: seconds of loading, of llmcompressor with saving, and of the whole process, and the
-largest resident memory in bytes.
+JSON line: seconds of loading, of llmcompressor with saving (CPU seconds of all threads too), and
+of the whole process, and the largest resident memory in bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     )
     began = time.monotonic()
     model = AutoModelForCausalLM.from_pretrained(asked.model, dtype="auto")
-    loaded = time.monotonic()
+    loaded, worked = time.monotonic(), time.process_time()
     oneshot(
         model=model,
         tokenizer=tokenizer,
@@ -70,6 +70,7 @@ def main() -> None:
             {
                 "load_seconds": round(loaded - began, 2),
                 "quantize_seconds": round(ended - loaded, 2),
+                "quantize_cpu_seconds": round(time.process_time() - worked, 2),
                 "seconds": round(ended - STARTED, 2),
                 "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }

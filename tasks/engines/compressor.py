@@ -18,8 +18,8 @@ RESULT: `recipe` as it was run, `planned` and `found` (layer names), `linear_lay
 (chosen for `auto`), `kept` (layers left in 16 bit), `size_before`, `size_after` (bytes of all
 weights), `layers_before`, `layers_after` (bytes of the quantized layers), `ratio`, `calibration`
 (`rows`, `tokens`, `cut`), `perplexity`, `mean_error`, `worst` (layer, error), `fallback`, `format`,
-`compute_dtype`, `samples` (prompt, text), `quantize_seconds` and `quantize_peak_bytes` of
-llmcompressor alone, `seconds`, `peak_bytes`.
+`compute_dtype`, `samples` (prompt, text), `quantize_seconds`, `quantize_cpu_seconds` and
+`quantize_peak_bytes` of llmcompressor alone, `seconds`, `peak_bytes`.
 """
 
 from __future__ import annotations
