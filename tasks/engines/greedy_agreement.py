@@ -203,9 +203,12 @@ def _answer(identity: str, reply: httpx.Response) -> Answer:
     try:
         choice = reply.json()["choices"][0]
         content = (choice.get("logprobs") or {}).get("content") or []
+        message = choice["message"]
+        # The ids of calls are drawn at random; what is called is the answer.
+        calls = [one["function"] for one in message.get("tool_calls") or []]
         return Answer(
             id=identity,
-            text=choice["message"]["content"] or "",
+            text=(message.get("content") or "") + (json.dumps(calls) if calls else ""),
             finish_reason=choice.get("finish_reason"),
             tokens=[_token(one) for one in content],
         )

@@ -53,6 +53,23 @@ def test_every_prompt_is_asked_once_greedily_and_alone() -> None:
         assert (body["max_tokens"], body["repetition_penalty"]) == (16, 1.0)
 
 
+def test_tools_are_sent_and_their_calls_are_the_answer() -> None:
+    class Calling(PretendChat):
+        def reply(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            function = {"name": "track", "arguments": f'{{"n": {len(self.asked)}}}'}
+            message = {"content": None, "tool_calls": [{"id": "drawn", "function": function}]}
+            return 200, {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+
+    tools = [{"type": "function", "function": {"name": "track"}}]
+    chat = Calling({})
+    found = ask(chat, [{**ROWS[0], "tools": tools}, {**ROWS[0], "id": "other"}])
+    assert [body.get("tools") for body in chat.asked] == [tools, None]
+    assert [one.text for one in found] == [
+        '[{"name": "track", "arguments": "{\\"n\\": 1}"}]',
+        '[{"name": "track", "arguments": "{\\"n\\": 2}"}]',
+    ]
+
+
 def test_a_url_may_end_with_v1_and_other_engines_get_no_fields_of_vllm() -> None:
     chat = PretendChat({"q0": [SURE]})
     with pretending(chat) as url:

@@ -113,6 +113,37 @@ def test_a_files_prompts_are_given_once_each(tmp_path: Path) -> None:
     assert texts(supply.take(2)) == ["c", "d"]
 
 
+def test_conversations_and_tools_are_sent_whole(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "track", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Here.", "tool_call_id": "c"},
+    ]
+    tools = [{"type": "function", "function": {"name": "track"}}]
+    rows = [
+        {"id": "a", "messages": messages, "prompt": "Where?", "reference": None},
+        {"id": "b", "messages": messages, "tools": tools},
+        {"id": "again", "tools": tools, "messages": messages},
+        {"id": "c", "prompt": "Where?", "tools": tools},
+    ]
+    path = tmp_path / "load.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    supply = from_file(path)
+    assert supply.take(3) == [
+        {"id": "a", "messages": messages},
+        {"id": "b", "messages": messages, "tools": tools},
+        {"id": "c", "messages": [{"role": "user", "content": "Where?"}], "tools": tools},
+    ]
+    other = from_file(path)
+    other.take(1)
+    assert other.digest != supply.digest
+    path.write_text(json.dumps({"id": "a", "messages": messages[:1]}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"load\.jsonl:1: .*messages has no user message"):
+        from_file(path)
+
+
 def test_a_file_that_is_used_up_is_a_users_error(tmp_path: Path) -> None:
     path = written(tmp_path, ["a", "b", "a", "c"])
     supply = from_file(path)
