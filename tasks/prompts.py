@@ -116,7 +116,8 @@ def prepare_prompts(stage: Stage, recipe: DemoPrompts | FilePrompts) -> Artifact
         labels = labels_of(row for rows in parts.values() for row in rows)
         for part in PARTS:
             rows = parts[part]
-            if recipe.template != "{prompt}":
+            # Where the labels are told, the references list them.
+            if recipe.template != "{prompt}" or "{labels}" in (recipe.system or ""):
                 rows = apply_template(rows, recipe.template, labels)
             if recipe.system is not None:
                 system = recipe.system.replace("{labels}", ", ".join(labels))
@@ -208,10 +209,11 @@ def read_files(recipe: FilePrompts) -> dict[str, FileFound]:
 
     Raises `UserError` as `read_file` does.
     """
-    return {
-        name: read_file(recipe.model_copy(update={"path": str(_path(recipe, name))}))
-        for name in ("", *recipe.files)
-    }
+    found = {"": read_file(recipe)}
+    for part, path in recipe.files.items():
+        # The split is one of `path`; a part's own is a folder within its folder.
+        found[part] = read_file(recipe.model_copy(update={"path": path, "split": None}))
+    return found
 
 
 def file_parts(files: Mapping[str, FileFound], recipe: FilePrompts, seed: int) -> dict[str, Split]:

@@ -319,8 +319,9 @@ def test_a_folder_with_splits_needs_one(tmp_path: Path) -> None:
 # -- the stage -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("template", ["> {prompt}", "{prompt}"])
 def test_a_batch_becomes_parts_with_the_houses_system_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr(stages, "provenance", dict)
     lines = [batch_line(number, tools=TOOLS) for number in range(6)]
@@ -329,7 +330,7 @@ def test_a_batch_becomes_parts_with_the_houses_system_prompt(
         path,
         mapping={"reference": "metadata.intent"},
         system="One of {labels}.",
-        template="> {prompt}",
+        template=template,
     )
     stages.begin_run(1)
     ref = prompts.prepare_prompts.fn(prompts.stage(of, seed=0), of)
@@ -341,7 +342,9 @@ def test_a_batch_becomes_parts_with_the_houses_system_prompt(
         first, *middle, last = row["messages"]
         assert first == {"role": "system", "content": "One of arrival.\n\nBe brief."}
         assert middle == turns(number)[1:-1]
-        assert last == {"role": "user", "content": f"> And when does it arrive? {number}"}
+        asked = template.replace("{prompt}", f"And when does it arrive? {number}")
+        assert last == {"role": "user", "content": asked}
+        assert row["reference"] == {"intent": "arrival", "labels": ["arrival"]}
         assert row["prompt"] == last["content"]
         assert row["tools"] == TOOLS
         assert list(row) == ["id", "segment", "prompt", "reference", "messages", "tools"]
