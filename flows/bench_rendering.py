@@ -43,13 +43,19 @@ def bench_text(document: dict[str, Any]) -> str:
         per_request, per_million = costs[0]["per_request"], costs[0]["per_million_output_tokens"]
         lines.append(f"at that rate {per_request:.3g} per request, {per_million:.3g} per million "
                      "output tokens")  # fmt: skip
-    if document["emulated"]:
-        lines.append(
-            "note: the engine emulated a kernel that this hardware lacks: none of these times is "
-            "the format's"
-        )
+    lines += _emulated(document)
     lines += [f"note: {note}" for note in document["notes"]]
     return "\n".join([*lines, f"evidence: {document['evidence']}"])
+
+
+def _emulated(document: Document) -> list[str]:
+    if not document["emulated"]:
+        return []
+    says = "; under a profile of production they decide nothing" if document["production"] else ""
+    return [
+        "note: the engine emulated a kernel that this hardware lacks: none of these times is the "
+        f"format's{says}"
+    ]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -163,6 +169,7 @@ def proof_text(document: Document) -> str:
     best, served = document["num_speculative_tokens"], document["served_tokens"]
     if best is not None and best != served:
         lines.append(f"k={best} was best; the bundle is served with k={served}")
+    lines += _emulated(document)
     lines.append(f"{document['name']}: {DECISIONS[document['stays']]}: {document['reason']}")
     return "\n".join([*lines, f"evidence: {document['evidence']}"])
 

@@ -60,7 +60,12 @@ class Proved:
 
     @property
     def verdict(self) -> Verdict:
-        """PASS: the draft stays. FAIL: it goes. INCONCLUSIVE: not decided."""
+        """PASS: the draft stays. FAIL: it goes. INCONCLUSIVE: not decided.
+
+        INFEASIBLE: the times are of an emulated kernel, under a profile of production.
+        """
+        if self.proof.emulated and self.proof.production:
+            return Verdict.INFEASIBLE
         known = {True: Verdict.PASS, False: Verdict.FAIL, None: Verdict.INCONCLUSIVE}
         return known[self.proof.stays]
 

@@ -19,7 +19,7 @@ from registry.errors import InfrastructureError, UserError
 from registry.evidence import LatencyEvidence, LoadPoint
 from registry.outcome import Verdict
 from tasks.bench_targets import endpoint_base, opened, probe, url_target
-from tasks.benchmarking import Benchmark, bench, document, fixed_verdict, with_kept_rate
+from tasks.benchmarking import Benchmark, bench, decided, document, fixed_verdict, with_kept_rate
 from tasks.engines.fixed_rates import judged
 from tasks.engines.load_evidence import load_point
 from tasks.engines.load_prompts import first_prompt, supply_of, word_tokenizer
@@ -293,6 +293,10 @@ def test_an_emulated_kernel_is_said() -> None:
     emulated = done.evidence.model_copy(update={"emulated": True})
     told = document(dataclasses.replace(done, evidence=emulated))
     assert (told["emulated"], told["production"]) == (True, True)
+    assert decided(Verdict.PASS, emulated) is decided(Verdict.FAIL, emulated) is Verdict.INFEASIBLE
+    elsewhere = emulated.model_copy(update={"production": False})
+    assert decided(Verdict.PASS, elsewhere) is Verdict.PASS
+    assert decided(Verdict.PASS, done.evidence) is Verdict.PASS
     assert "note: the engine emulated a kernel that this hardware lacks" in bench_text(told)
 
 

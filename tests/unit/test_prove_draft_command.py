@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +127,10 @@ def test_a_draft_that_pays_stays(
     assert {key: printed[key] for key in kept} == kept
     low, high = document["kept_rate"]["without"]
     assert 5 < low < high < 40
+    emulated = dataclasses.replace(found, proof=dataclasses.replace(found.proof, emulated=True))
+    assert emulated.verdict is Verdict.INFEASIBLE
+    assert "they decide nothing" in proof_text(emulated.document)
+    assert "emulated" not in proof_text(document)
     shown = proof_text(document)
     for words in ("the draft stays", "k=2 was best; the bundle is served with k=3", "over off"):
         assert words in shown
