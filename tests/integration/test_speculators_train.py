@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
 from tasks.engines.greedy_agreement import compare, greedy_answers
 from tasks.engines.published_draft import start_from
 from tasks.engines.speculators_train import train_draft
-from tasks.engines.subprocesses import run_job
+from tasks.engines.subprocesses import run_job, wait_until
 from tasks.engines.vllm_server import VllmServer
 from tests.integration.draft_target import (
     QUICK,
@@ -215,6 +217,29 @@ def test_too_large_draft_vocabulary_is_refused(target: Path) -> None:
     asked = {"target": str(target), "num_layers": 1, "draft_vocab_size": 513}
     with pytest.raises(UserError, match="513 is more than the target's 512"):
         new_draft(asked, [1, 2, 3], Counter({5: 1}), [1], eager=True)
+
+
+def test_stopped_training_leaves_no_result_and_no_checkpoint(target: Path, tmp_path: Path) -> None:
+    """speculators' Trainer answers SIGTERM by saving and returning as if it were done."""
+    asked = job(target, tmp_path, epochs=500)
+    write_prompts(Path(asked["prompts_file"]), 24, seed=1)
+    files = [tmp_path / name for name in ("job.json", "result.json", "log")]
+    files[0].write_text(json.dumps(asked))
+    with files[2].open("wb") as out:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "tasks.engines.speculators_train", *map(str, files[:2])],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        assert wait_until(lambda: b"epoch 1:" in files[2].read_bytes(), 300)
+        running.terminate()
+        assert running.wait(120) == 1
+    finally:
+        running.kill()
+    assert "training was interrupted in epoch" in files[2].read_text()
+    assert not files[1].exists()
+    assert not list(Path(asked["out_dir"]).iterdir())
 
 
 # -- a published draft ---------------------------------------------------------------------------
