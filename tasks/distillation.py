@@ -23,7 +23,7 @@ from recipes.distill_recipe import HELD_OUT_LOSS, Checkpoint, Gkd
 from recipes.schema import DistillRecipe, TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_file
-from registry.errors import Problem
+from registry.errors import Problem, StageFailed
 from registry.provenance import tools
 from registry.settings import settings
 from tasks.accuracy import task_digest
@@ -125,7 +125,12 @@ def distill(stage: Stage, checkpoint: Checkpoint | None = None) -> ArtifactRef:
         # The store lets one process at a time make a key, so nobody else writes there.
         work.mkdir(parents=True, exist_ok=True)
         job = job_of(stage, checkpoint or Checkpoint(), folder, work)
-        result = run_job("tasks.engines.lora", job, log=log_file(stage))
+        try:
+            result = run_job("tasks.engines.lora", job, log=log_file(stage))
+        except StageFailed:
+            # A refusal is not remembered: the next run trains again, and from the beginning.
+            shutil.rmtree(work, ignore_errors=True)
+            raise
         check_side_files(folder / "merged", base, stage.title)
         report = json.dumps(result, ensure_ascii=False, indent=1)
         (folder / "report.json").write_text(report + "\n", encoding="utf-8")
