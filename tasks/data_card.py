@@ -23,6 +23,9 @@ from tasks.data_card_page import page_of
 from tasks.teacher_budget import cost_of
 from tasks.teacher_parts import Answered
 
+CONTENT = "data_card.json"
+PAGE = "data_card.md"
+
 EXAMPLES = 3
 SHOWN = 300
 """Characters of a prompt or an answer in an example."""
@@ -146,8 +149,8 @@ class DataCard:
         """Both files. `prompts` is the folder that was asked from, `rejected` what its file had."""
         content = self.content(prompts, rejected)
         text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / "data_card.json").write_text(text + "\n", encoding="utf-8")
-        (folder / "data_card.md").write_text(page_of(content), encoding="utf-8")
+        (folder / CONTENT).write_text(text + "\n", encoding="utf-8")
+        (folder / PAGE).write_text(page_of(content), encoding="utf-8")
 
     def content(self, prompts: Path, rejected: Mapping[str, int]) -> dict[str, Any]:
         recipe = self._recipe

@@ -26,7 +26,7 @@ from registry.provenance import engine_version
 from tasks.answer_judge import ask_judge, judge_scores, judgements_file
 from tasks.answer_quality import Judge
 from tasks.answer_scoring import scorer_of
-from tasks.data_card import DataCard
+from tasks.data_card import PAGE, DataCard
 from tasks.engines.languages import Languages
 from tasks.progress import LOG
 from tasks.serving import Served
@@ -103,8 +103,15 @@ def sort_answers(
     card = DataCard(recipe, judge.language)
     with scoring(prompts.path, answers, judge, recipe, card) as score:
         rows = judged_rows(prompts.path, answers, judge, score)
-        summary = account(card.watch(write_parts(folder, rows)), recipe)
-    card.write(folder, prompts.path, prompts.summary.get("rejected") or {})
+        rejected = prompts.summary.get("rejected") or {}
+        try:
+            summary = account(card.watch(write_parts(folder, rows)), recipe)
+        except StageFailed:
+            # Of a stage that failed the store has nothing, and a person has to see why.
+            card.write(answers.path.parent, prompts.path, rejected)
+            LOG.warning("what they are is told by %s", answers.path.with_name(PAGE))
+            raise
+    card.write(folder, prompts.path, rejected)
     return summary
 
 

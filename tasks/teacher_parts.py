@@ -166,7 +166,9 @@ def account(rows: Iterable[Answered], recipe: TeacherRecipe) -> dict[str, Any]:
     problems = share_problems(classes, first, recipe)
     if not kept:
         said = ", ".join(f"{name} {count}" for name, count in sorted(classes.items()))
-        problems.append(Problem("teacher_data", f"no answer was usable: {said}", "read the logs"))
+        problems.append(
+            Problem("teacher_data", f"no answer was usable: {said}", "see data_card.md")
+        )
     if problems:
         raise StageFailed(problems)
     summary: dict[str, Any] = {

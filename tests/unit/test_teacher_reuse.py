@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from registry.artifacts import ArtifactRef
+from registry.errors import StageFailed
 from registry.settings import settings
 from tasks import stages
 from tests.unit.teacher_builders import Teacher, recipe_for, run, teaching
@@ -75,3 +76,10 @@ def test_what_was_rejected_is_asked_again(home: Any) -> None:
         again = run(recipe_for(url, quality={"refused": {"keep": True}}), PROMPTS)
     assert teacher.asked.total() == PROMPTS + 1
     assert "«问 p5» 答" in texts(again, "train.jsonl")
+
+
+def test_a_stage_that_fails_leaves_its_card_beside_the_answers(home: Any) -> None:
+    with teaching(Teacher()) as url, pytest.raises(StageFailed, match="2 of 20 answers"):
+        run(recipe_for(url, max_truncated_share=0.05), PROMPTS)
+    (page,) = settings().home.glob("bench/answers-*/data_card.md")
+    assert "cut at the token limit: 2 (10.0%, allowed 5%)" in page.read_text(encoding="utf-8")
