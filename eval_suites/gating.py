@@ -84,7 +84,11 @@ def judge_folders(
         policy_digest=digest_of(policy),
         candidates=judged,
         references={name: str(folder) for name, folder in references.items()},
-        notes=[*notes_of(policy, max(planned, len(own))), *_one_folder(candidates, references)],
+        notes=[
+            *notes_of(policy, max(planned, len(own))),
+            *_one_folder(candidates, references),
+            *_emulated(own),
+        ],
         waivers=waivers_of(policy, results, today),
         loosened=looser,
         seconds=round(time.monotonic() - started, 3),
@@ -104,6 +108,16 @@ def _reduced(policy: Policy, evidence: CandidateEvidence) -> bool:
     return (latency is not None and latency.smoke) or (
         accuracy is not None and (accuracy.smoke or (accuracy.limited and not policy.allow_limited))
     )
+
+
+def _emulated(evidence: Mapping[str, CandidateEvidence]) -> list[str]:
+    """Of whom times were judged that are not those of the format."""
+    return [
+        f"times of {name} are of an emulated kernel, judged because the load profile "
+        f"{one.latency.profile} is not one of production"
+        for name, one in evidence.items()
+        if one.latency is not None and one.latency.emulated and one.latency.times_count
+    ]
 
 
 def _one_folder(candidates: Mapping[str, Path], references: Mapping[str, Path]) -> list[str]:

@@ -427,3 +427,24 @@ def test_power_is_strict_json(tmp_path: Path) -> None:
                          "--effect", 0.95, "--json")  # fmt: skip
     assert status == 0
     json.loads(out.splitlines()[-1], parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("production", [True, False])
+def test_times_of_an_emulated_kernel(tmp_path: Path, production: bool) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "kind: policy\ndescription: a time\ngates:\n"
+        "  - {name: rate, kind: floor, metric: latency.success_rate, rate: 2.0, margin: 0.9}\n"
+    )
+    (tmp_path / "c").mkdir()
+    known = {"emulated": True, "production": production}
+    write_summary(tmp_path / "c", latency("b", point(2.0), **known))
+    status, out, _ = run(
+        "gate", "--policy", tmp_path / "policy.yaml", "--candidate", tmp_path / "c", "--json"
+    )
+    document = json.loads(out.splitlines()[-1])
+    if production:
+        assert (status, document["verdict"]) == (10, "INFEASIBLE")
+        assert "emulated" in document["candidates"][0]["reasons"][0]
+    else:
+        assert (status, document["verdict"]) == (0, "PASS")
+        assert any("of an emulated kernel, judged because" in one for one in document["notes"])
