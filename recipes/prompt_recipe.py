@@ -117,7 +117,8 @@ class FilePrompts(_PartedPrompts):
     )
     files: dict[Part, str] = Field(
         default_factory=dict,
-        description="Parts with a file of their own, read like `path`; it is split into the rest.",
+        description="Parts with a file of their own, read like `path`, which is split into the "
+        "rest. Of a folder with several splits: the folder within it, `prompts/test`.",
     )
 
     @field_validator("files")

@@ -38,6 +38,8 @@ def write_report(
             f"{found['groups']} groups that stay in one part (near-duplicates, rows of one "
             f"conversation), the largest of {found['largest']}.",
         ]
+        if not found["stratified"]:
+            lines.append("They are too large to keep the segments in their shares as well.")
     lines += ["", *lines_of(matrix, rules)]
     (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

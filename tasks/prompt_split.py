@@ -28,15 +28,17 @@ class Split:
 
     parts: dict[str, list[dict[str, Any]]]
     groups: list[list[Row]]
+    stratified: bool
 
-    def counts(self) -> dict[str, int]:
-        """Of the groups with more than one row, and of the largest."""
+    def counts(self) -> dict[str, Any]:
+        """Of the groups with more than one row, of the largest, and whether segments were kept."""
         sizes = [len(group) for group in self.groups]
         return {
             "prompts": sum(sizes),
             "groups": sum(size > 1 for size in sizes),
             "in_groups": sum(size for size in sizes if size > 1),
             "largest": max(sizes, default=0),
+            "stratified": self.stratified,
         }
 
 
@@ -79,28 +81,35 @@ def split(
     """Parts of exactly the asked sizes, stratified by segment, that share no prompt and no group.
 
     Prompts that are equal after folding case and white space count as one and only the first is
-    used. Rows of a group that its part has no room for are used nowhere. Raises `UserError` when
-    there are too few prompts, or their groups are too large.
+    used. Rows of a group that its part has no room for are used nowhere. Where groups are so large
+    that sizes and segments cannot both be kept, the sizes are. Raises `UserError` when there are
+    too few prompts, or their groups are too large.
     """
     check_enough(records, sizes, source)
     groups = grouped(distinct(records), threshold, seed)
-    order = random.Random(seed)
-    deal = _Deal(groups, sizes, order)
-    # Large groups first, while every part has room for them.
-    late = [group for group in sorted(deal.groups, key=len, reverse=True) if not deal.place(group)]
-    deal.fill(late)
-    if problems := deal.problems(source):
-        raise UserError(problems)
-    parts = {name: [dict(row) for row in _mixed(deal.parts[name], order)] for name in PARTS}
-    return Split(parts, groups)
+    for stratified in (True, False):
+        order = random.Random(seed)
+        deal = _Deal(groups, sizes, order, stratified)
+        # Large groups first, while every part has room for them.
+        ordered = sorted(deal.groups, key=len, reverse=True)
+        deal.fill([group for group in ordered if not deal.place(group)])
+        if not deal.problems(source):
+            parts = {name: [dict(row) for row in _mixed(deal.parts[name], order)] for name in PARTS}
+            return Split(parts, groups, stratified)
+    raise UserError(deal.problems(source))
 
 
 class _Deal:
     """Groups of rows on their way into the parts."""
 
     def __init__(
-        self, groups: Sequence[list[Row]], sizes: Mapping[str, int], order: random.Random
+        self,
+        groups: Sequence[list[Row]],
+        sizes: Mapping[str, int],
+        order: random.Random,
+        stratified: bool,
     ) -> None:
+        self._stratified = stratified
         self.groups = [order.sample(group, len(group)) for group in groups]
         order.shuffle(self.groups)
         self.sizes = {name: sizes.get(name, 0) for name in PARTS}
@@ -108,7 +117,7 @@ class _Deal:
         self._order = order
         self._kept: dict[str, list[Row]] = {name: [] for name in PARTS}
         """Rows of a part's groups that it did not take yet; they may go nowhere else."""
-        shares = Counter(row["segment"] for group in groups for row in group)
+        shares = Counter(self._segment(row) for group in groups for row in group)
         total = sum(shares.values())
         self._lack = {
             name: {segment: size * share / total for segment, share in sorted(shares.items())}
@@ -121,7 +130,7 @@ class _Deal:
 
     def place(self, group: list[Row]) -> bool:
         """Give a group to the part that lacks its segment most; no, where none lacks a row."""
-        segment = _segment_of(group)
+        segment = self._segment_of(group)
         able = [part for part in PARTS if self.room(part) and self._lack[part][segment] >= 1]
         if not able:
             return False
@@ -133,11 +142,11 @@ class _Deal:
         """Complete the parts: own rows first, then groups that nobody took, by largest lack."""
         free: dict[str, list[list[Row]]] = defaultdict(list)
         for group in reversed(late):
-            free[_segment_of(group)].append(group)
+            free[self._segment_of(group)].append(group)
         for part in PARTS:
             own: dict[str, list[Row]] = defaultdict(list)
             for row in self._kept[part]:
-                own[row["segment"]].append(row)
+                own[self._segment(row)].append(row)
             segments = list(self._lack[part])
             self._order.shuffle(segments)
             while self.room(part):
@@ -151,7 +160,7 @@ class _Deal:
                 self._kept[part] = []
                 self._take(part, free[segment].pop())
                 for row in self._kept[part]:
-                    own[row["segment"]].append(row)
+                    own[self._segment(row)].append(row)
 
     def problems(self, source: str) -> list[Problem]:
         largest = max(self.groups, key=len, default=[])
@@ -168,19 +177,21 @@ class _Deal:
             if len(rows) < self.sizes[part]
         ]
 
+    def _segment(self, row: Row) -> str:
+        return str(row["segment"]) if self._stratified else ""
+
+    def _segment_of(self, group: Sequence[Row]) -> str:
+        """The segment of most rows of a group."""
+        return Counter(map(self._segment, group)).most_common(1)[0][0]
+
     def _take(self, part: str, group: list[Row]) -> None:
         """As many rows as the part lacks of the group's segment, one at least; keep the rest."""
-        lack = max(1, math.floor(self._lack[part][_segment_of(group)]))
+        lack = max(1, math.floor(self._lack[part][self._segment_of(group)]))
         number = min(self.room(part), lack)
         for row in group[:number]:
             self.parts[part].append(row)
-            self._lack[part][row["segment"]] -= 1
+            self._lack[part][self._segment(row)] -= 1
         self._kept[part] += group[number:]
-
-
-def _segment_of(group: Sequence[Row]) -> str:
-    """The segment of most rows of a group."""
-    return str(Counter(row["segment"] for row in group).most_common(1)[0][0])
 
 
 def _mixed(rows: Sequence[Row], order: random.Random) -> list[Row]:

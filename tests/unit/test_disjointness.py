@@ -181,6 +181,20 @@ def test_a_part_from_a_file_of_its_own(tmp_path: Path) -> None:
     assert prompts.stage(recipe(main, files={"load": str(own)}), 0).key != stage.key
 
 
+def test_splits_of_a_datasets_folder_as_files_of_parts(tmp_path: Path) -> None:
+    import datasets
+
+    made = {
+        "train": datasets.Dataset.from_dict({"text": texts(40), "label": ["a"] * 40}),
+        "test": datasets.Dataset.from_dict({"text": texts(10, 50), "label": ["a"] * 10}),
+    }
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "folder")
+    of = recipe(tmp_path / "folder", split="train", files={"eval": str(tmp_path / "folder/test")})
+    found = prompts.records_by_file(prompts.read_files(of), of)
+    assert [one["prompt"] for one in found[""]] == texts(40)
+    assert [one["prompt"] for one in found["eval"]] == texts(10, 50)
+
+
 def test_a_leak_stops_the_stage_and_shows_both_sides(tmp_path: Path) -> None:
     main = write(tmp_path / "main.csv", texts(18))
     own = write(tmp_path / "eval.csv", [text.upper() + "!" for text in texts(4)])

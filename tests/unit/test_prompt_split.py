@@ -52,7 +52,13 @@ def test_near_duplicates_come_into_one_part_and_sizes_are_exact(seed: int) -> No
     for name, part in part_of(made.parts).items():
         held.setdefault(name.split("-")[0], set()).add(part)
     assert all(len(parts) == 1 for parts in held.values())
-    assert made.counts() == {"prompts": 168, "groups": 34, "in_groups": 102, "largest": 3}
+    assert made.counts() == {
+        "prompts": 168,
+        "groups": 34,
+        "in_groups": 102,
+        "largest": 3,
+        "stratified": True,
+    }
     assert made.parts == split(grouped_rows(), SIZES, seed, "x").parts
 
 
@@ -99,6 +105,18 @@ def test_a_group_larger_than_any_part_is_cut_and_the_rest_used_nowhere() -> None
     assert {part: len(some) for part, some in parts.items()} == SIZES
     held = {part for name, part in part_of(parts).items() if name.startswith("same")}
     assert held == {"train"}
+
+
+def test_sizes_are_kept_where_large_conversations_leave_no_choice_of_segments() -> None:
+    rows = [
+        row(str(n), text, f"s{n // 20}", conversation=f"c{n // 20}")
+        for n, text in enumerate(sentences(100))
+    ]
+    sizes = {"train": 20, "calibration": 20, "draft": 20, "eval": 15, "load": 5}
+    made = split(rows, sizes, 0, "x")
+    assert {part: len(some) for part, some in made.parts.items()} == sizes
+    assert not made.stratified
+    assert all(len({one["conversation"] for one in made.parts[part]}) == 1 for part in PARTS)
 
 
 def test_groups_that_make_the_sizes_impossible_are_told_with_numbers() -> None:
