@@ -61,7 +61,9 @@ class QuantizeRecipe(Written):
         description="A file with such a recipe (YAML or JSON), instead of `recipe`.",
     )
     preset: str | None = Field(
-        default=None, description=f"Instead of `recipe`, one of {', '.join(PRESETS)}."
+        default=None,
+        description="Instead of `recipe`, one of: "
+        + "; ".join(f"{name} (for {preset.hardware})" for name, preset in PRESETS.items()),
     )
     group_size: Literal["auto"] | int | None = Field(
         default=None,

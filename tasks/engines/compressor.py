@@ -108,22 +108,22 @@ def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
             Problem("calibration", "the recipe looks at data and there is none", "add it")
         )
     keeping = job.get("mixed_precision")
-    run = _Run(job, modules, rows)
+    runs = _Runs(job, modules, rows)
     if keeping and quantization_recipe.rotates(recipe):
         raise StageFailed(Problem("mixed_precision", _ROTATED, "remove one of the two"))
     with tempfile.TemporaryDirectory(dir=out, prefix=".inputs-") as recorded:
-        run.recorded = Path(recorded)
-        facts = run.quantize(recipe, plan, out)
+        runs.recorded = Path(recorded)
+        facts = runs.quantize(recipe, plan, out)
         kept: list[str] = []
         if keeping:
             kept = layer_errors.to_keep(facts["layer_errors"], modules, **keeping)
         if kept:
-            _empty(out, keep=run.recorded)
+            _empty(out, keep=runs.recorded)
             recipe = quantization_recipe.with_ignored(recipe, kept)
             plan = quantization_plan.plan_recipe(recipe, modules)
             plan.check(f"recipe without the {len(kept)} layers that `mixed_precision` keeps")
-            facts = {**run.quantize(recipe, plan, out), "errors_before": facts["layer_errors"]}
-        comparison = run.compare(recipe, plan, facts) if job.get("compare_file") else None
+            facts = {**runs.quantize(recipe, plan, out), "errors_before": facts["layer_errors"]}
+        comparison = runs.compare(recipe, plan, facts) if job.get("compare_file") else None
     facts |= {"kept": kept, "group_size": group_size, "comparison": comparison}
     told = {key: value for key, value in facts.items() if key not in oneshot_run.MEASURED}
     quantization_report.write(out, told)
@@ -139,7 +139,7 @@ def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
 _ROTATED = "errors of layers are not measured where SpinQuant rotates their inputs"
 
 
-class _Run:
+class _Runs:
     """What is read once for every run of a recipe: texts, the unquantized model's measurements."""
 
     def __init__(

@@ -265,7 +265,7 @@ def _groups(modifier: str, args: Mapping[str, Any]) -> tuple[list[Group], list[s
     if scheme and explicit:
         return [], [f"{modifier} has both `scheme` and `config_groups`; only one is possible"]
     if explicit:
-        return _config_groups(explicit), []
+        return _config_groups(quantization_recipe.groups_of(args)), []
     targets = args.get("targets", ["Linear"])
     presets = {scheme: targets} if isinstance(scheme, str) else dict(scheme or {})
     unknown = [
@@ -311,6 +311,9 @@ def _matches(module: Module, entry: str) -> bool:
 
 
 def _matches_name(name: str, entry: str) -> bool:
-    if entry.startswith("re:"):
+    if not entry.startswith("re:"):
+        return entry == name
+    try:
         return re.match(entry.removeprefix("re:"), name) is not None
-    return entry == name
+    except re.error:  # one of the recipe's mistakes (`quantization_recipe.py`)
+        return False

@@ -13,6 +13,7 @@ mistake here. Everything in this module is pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -63,6 +64,8 @@ def mistakes(recipe: Mapping[str, Any]) -> list[str]:
     llmcompressor refuses those itself."""
     found = [*_skipped(recipe), *_empty(recipe)]
     listed = list(modifiers(recipe))
+    for name, args in listed:
+        found += _misshapen(name, args)
     if not listed:
         found.append("no modifiers: expected `<name>_stage: {<name>_modifiers: {...}}`")
     for name, args in listed:
@@ -139,7 +142,7 @@ def needs_data(recipe: Mapping[str, Any]) -> bool:
         schemes = list(scheme) if isinstance(scheme, Mapping) else texts(scheme)
         if any(one.upper() in ("FP8", "NVFP4") for one in schemes):
             return True
-        for group in (args.get("config_groups") or {}).values():
+        for group in groups_of(args).values():
             inputs, outputs = group.get("input_activations"), group.get("output_activations")
             if inputs and inputs.get("dynamic") in (None, False, "local"):
                 return True
@@ -179,16 +182,55 @@ def auto_groups(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         group
         for _, args in modifiers(recipe)
-        for group in (args.get("config_groups") or {}).values()
+        for group in groups_of(args).values()
         if (group.get("weights") or {}).get("group_size") == AUTO
     ]
+
+
+def groups_of(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The config groups of a modifier that are written as such; see `_misshapen` for others."""
+    groups = args.get("config_groups")
+    found = groups.items() if isinstance(groups, Mapping) else ()
+    return {name: group for name, group in found if not _bad_parts(group)}
 
 
 def texts(value: Any) -> list[str]:
     """A text or a list of texts, as a list."""
     if value is None:
         return []
-    return [value] if isinstance(value, str) else list(value)
+    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+_PARTS = ("weights", "input_activations", "output_activations")
+
+
+def _bad_parts(group: Any) -> list[str]:
+    """Parts of a config group that are no mappings; the group itself where it is none."""
+    if not isinstance(group, Mapping):
+        return ["it"]
+    return [part for part in _PARTS if not isinstance(group.get(part) or {}, Mapping)]
+
+
+def _misshapen(name: str, args: Mapping[str, Any]) -> list[str]:
+    """What cannot be read at all: groups that are no mappings, patterns that are none."""
+    groups = args.get("config_groups")
+    found = []
+    if groups is not None and not isinstance(groups, Mapping):
+        found.append(f"{name}.config_groups is no mapping of groups: {groups!r}")
+    for group_name, group in (groups if isinstance(groups, Mapping) else {}).items():
+        found += [
+            f"{name}.config_groups.{group_name}: {part} must be a mapping"
+            for part in _bad_parts(group)
+        ]
+    entries = [*texts(args.get("ignore")), *texts(args.get("targets"))]
+    for group in groups_of(args).values():
+        entries += texts(group.get("targets"))
+    for entry in entries:
+        try:
+            re.compile(entry.removeprefix("re:") if entry.startswith("re:") else "")
+        except re.error as error:
+            found.append(f"{name}: {entry!r} is no regular expression: {error}")
+    return found
 
 
 def _skipped(recipe: Mapping[str, Any]) -> list[str]:

@@ -132,26 +132,30 @@ def test_a_kv_cache_alone_is_quantized_by_its_scales(
 # -- models of every kind --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Moe", "Qwen2Moe"])
 def test_routers_of_a_mixture_of_experts_stay_as_they_are(
-    kind: str, texts: dict[str, str], tmp_path: Path
+    texts: dict[str, str], tmp_path: Path
 ) -> None:
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-    shared = {"shared_expert_intermediate_size": 128} if kind == "Qwen2Moe" else {}
-    moe = tiny(tmp_path / "moe", kind, **experts, **shared, decoder_sparse_step=1)
+    moe = tiny(
+        tmp_path / "moe",
+        "Qwen2Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        decoder_sparse_step=1,
+    )
     result = run(moe, tmp_path / "out", simple("GPTQModifier", **INT4), texts)
-    assert result["layers"] == 2 * (4 + 3 * 4 + 3 * bool(shared))
+    assert result["layers"] == 2 * (4 + 3 * 4 + 3)  # attention, four experts, the shared one
     assert result["group_size"] == 128
     before, after = (checkpoint_checks.tensor_reader(path) for path in (moe, tmp_path / "out"))
     routers = [name for name in model_files.stored_tensors(moe) if name.endswith("gate.weight")]
-    assert len(routers) == 2 * (1 + bool(shared))
+    assert len(routers) == 2 * 2
     for name in [*routers, "lm_head.weight", "model.embed_tokens.weight"]:
         assert before(name).equal(after(name)), name
     assert all(error is None or error < 0.3 for _, error in result["worst"])
     refused = simple("GPTQModifier", scheme="W4A16", ignore=["lm_head"])
-    if shared:  # a router that is a linear layer
-        with pytest.raises(StageFailed, match=r"MoE routers .*shared_expert_gate"):
-            run(moe, tmp_path / "b", refused, texts)
+    with pytest.raises(StageFailed, match=r"MoE routers .*shared_expert_gate"):
+        run(moe, tmp_path / "b", refused, texts)
 
 
 def test_a_model_whose_layers_are_renamed_is_refused_before_calibration(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.engines import quantization_recipe as reading
+from tasks.engines.quantization_plan import Module, plan_recipe, resolve
 
 ROUNDING = {"QuantizationModifier": {"scheme": "W8A8", "ignore": ["lm_head"]}}
 KV_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
@@ -55,11 +56,20 @@ def test_recipes_that_are_accepted(accepted: dict[str, Any]) -> None:
         ("put it before", recipe(**ROUNDING, SmoothQuantModifier={})),
         ("section 'quantize' is skipped", {"quantize": {}, **recipe(**ROUNDING)}),
         ("section a_stage.modifiers is skipped", {"a_stage": {"modifiers": ROUNDING}}),
+        ("config_groups is no mapping", recipe(GPTQModifier={"config_groups": [1]})),
+        ("g: weights must be", recipe(GPTQModifier={"config_groups": {"g": {"weights": 4}}})),
+        ("g: it must be", recipe(GPTQModifier={"config_groups": {"g": "W4A16"}})),
+        ("'re:(' is no regular", recipe(GPTQModifier={"scheme": "W8A8", "ignore": ["re:("]})),
         ("AWQModifier has no arguments", recipe(AWQModifier=None, **ROUNDING)),
     ],
 )
 def test_recipes_that_are_refused(said: str, refused: dict[str, Any]) -> None:
     assert any(said in mistake for mistake in reading.mistakes(refused))
+    # Nothing that a person writes ends in an exception.
+    layers = [Module("a", ("Linear", "Module"), 64, 64)]
+    assert said in str(plan_recipe(refused, layers).problems("recipe"))
+    assert reading.needs_data(refused) in (True, False)
+    assert resolve(refused, layers)[1] is None
 
 
 def test_what_looks_at_data() -> None:
