@@ -32,7 +32,7 @@ from tasks.engines.openai_chat import WAITING, Asker
 
 LOG = logging.getLogger("pilotage")
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """A worker that is not there after so long: a cluster without a free core, or a broken one."""
 
 OBJECT_STORE_BYTES = 100 * 2**20
