@@ -58,6 +58,7 @@ from tasks.serving import (
 )
 from tasks.speculation import train_draft
 from tasks.stages import begin_run
+from tasks.student_template import check_student_template
 from tasks.teacher_data import generate_teacher_data
 
 
@@ -78,13 +79,14 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     prepare_prompts(todo.prompts, recipes.release.prompts)
     if todo.teacher_model is not None and recipes.teacher.model is not None:
         prepare_model(todo.teacher_model, recipes.teacher.model)
+    prepare_model(todo.student_base, recipes.distill.student)
+    check_student_template(todo.student_base, todo.prompts)
     with served_teacher(todo) as teacher:
         generate_teacher_data(todo.teacher_data, recipes.teacher, teacher)
         teacher_accuracy = measure_accuracy(
             todo.teacher_accuracy, recipes.accuracy, recipes.release.accuracy, teacher
         )
         teacher_measured = Measured("teacher", digest=teacher.digest, accuracy=teacher_accuracy)
-    prepare_model(todo.student_base, recipes.distill.student)
     distill(todo.distill)
 
     measured = [measure_candidate(todo, candidate) for candidate in todo.candidates]

@@ -21,6 +21,10 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return row.get("tools") or []
 
 
+def has_conversation(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("messages") or tools_of(row))
+
+
 def chat_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """`{"messages"[, "tools"]}` of a row, as the body of a request holds them."""
     return {"messages": messages_of(row)} | ({"tools": tools_of(row)} if tools_of(row) else {})

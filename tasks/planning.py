@@ -21,6 +21,7 @@ from recipes.schema import (
     DemoModel,
     DistillRecipe,
     DraftRecipe,
+    FilePrompts,
     QuantizeRecipe,
     ReleaseRecipe,
     ServeRecipe,
@@ -41,6 +42,7 @@ from tasks import (
     serving,
     speculation,
     teacher_data,
+    tool_calling,
 )
 from tasks.plan_checks import mismatches
 
@@ -114,9 +116,9 @@ class ReleasePlan:
         ordered = [
             self.prompts,
             self.teacher_model,
+            self.student_base,
             self.teacher_data,
             self.teacher_accuracy,
-            self.student_base,
             self.distill,
             *(candidate.quantize for candidate in self.candidates),
             *(candidate.draft_training for candidate in self.candidates),
@@ -233,6 +235,11 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
     release, teacher, suite = resolved.release, resolved.teacher, resolved.accuracy
     demo = teacher.model if isinstance(teacher.model, DemoModel) else None
     data = prompts.stage(release.prompts, release.seed, demo.pretrain_messages if demo else 0)
+    if isinstance(release.prompts, FilePrompts):
+        files = prompts.read_files(release.prompts).values()
+        rows = (row for file in files for row in file.records)
+        if problems := tool_calling.mismatches(rows, resolved.serve):
+            raise UserError(problems)
     if teacher.model is not None:
         teacher_model = models.stage(teacher.model, "teacher", seed=release.seed)
         teacher_config = serving.bundle_config(resolved.serve[str(teacher.serve)], None)

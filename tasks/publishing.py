@@ -37,6 +37,7 @@ from registry.store import Absent
 from registry.tracking import StageRecord
 from registry.versions import CHAMPION, PREVIOUS
 from tasks.bundles import aliases_of_model, tracker
+from tasks.conversations import messages_of
 from tasks.judging import Measured, selected
 from tasks.lineage import lineage_for
 from tasks.planning import ReleasePlan, ResolvedRelease
@@ -166,7 +167,7 @@ def release_facts(todo: ReleasePlan, digest: str, champion: int | None) -> Relea
         champion=champion,
         first_release=release.promotion.first_release,
         prompts=artifact_of(todo.prompts).digest,
-        smoke=[{"role": "user", "content": first["prompt"]}],
+        smoke=messages_of(first),
     )
 
 

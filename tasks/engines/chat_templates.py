@@ -2,16 +2,21 @@
 
 A template that knows no system message, or no tools, either raises or writes a prompt without
 them. The second is worse: teacher and student then answer different questions, and nobody is told.
+
+`python -m tasks.engines.chat_templates JOB RESULT`. JOB: `model`, a folder; `files`, prompt rows as
+JSONL. RESULT: nothing but that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, UserError
-from tasks.conversations import for_template, messages_of, tools_of
+from tasks.conversations import for_template, has_conversation, messages_of, tools_of
+from tasks.engines.subprocesses import job_main
 
 Row = Mapping[str, Any]
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
@@ -19,6 +24,19 @@ Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
 
 MORE = " (and more)"
 """What is added to a message to see whether the text changes."""
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises `UserError` with what the model's template cannot show of the files' rows."""
+
+    def rows() -> Iterator[Row]:
+        for file in job["files"]:
+            with Path(file).open(encoding="utf-8") as lines:
+                yield from filter(has_conversation, map(json.loads, lines))
+
+    if problems := template_problems(Path(job["model"]), rows()):
+        raise UserError(problems)
+    return {}
 
 
 def template_problems(folder: Path, rows: Iterable[Row]) -> list[Problem]:
@@ -98,3 +116,7 @@ def _changed(message: dict[str, Any]) -> Iterable[dict[str, Any]]:
     if calls:
         function = {**calls[0]["function"], "name": calls[0]["function"]["name"] + "_other"}
         yield {**message, "tool_calls": [{**calls[0], "function": function}, *calls[1:]]}
+
+
+if __name__ == "__main__":
+    job_main(run)

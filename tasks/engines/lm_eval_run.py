@@ -40,6 +40,7 @@ from typing import Any
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, Problem, UserError
 from registry.evidence import ITEM_COLUMNS, ITEMS, AccuracyEvidence, finite, write_summary
+from tasks.conversations import has_conversation
 from tasks.engines.chat_templates import template_problems
 from tasks.engines.lm_eval_models import (
     RequestLog,
@@ -51,7 +52,6 @@ from tasks.engines.lm_eval_models import (
 from tasks.engines.lm_eval_task import (
     check_conversations,
     conversation_task,
-    has_conversation,
     load_task,
 )
 from tasks.engines.subprocesses import job_main

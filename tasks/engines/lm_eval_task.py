@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, UserError
-from tasks.conversations import messages_of, tools_of
+from tasks.conversations import has_conversation, messages_of, tools_of
 
 Row = dict[str, Any]
 
@@ -63,10 +63,6 @@ def load_task(path: Path, items: Path) -> dict[str, Any]:
 
 
 # -- items with a conversation of their own --------------------------------------------------
-
-
-def has_conversation(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("messages") or tools_of(row))
 
 
 def check_conversations(task: Mapping[str, Any], rows: Sequence[Row]) -> None:
