@@ -102,6 +102,7 @@ def job_of(folder: Path, model: Path, lines: list[str], threads: int, dtype: str
         "lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},
         "method": "responses",
         "gkd": None,
+        "training": {},
         "teacher": None,
         "teacher_file": None,
         "suite": None,

@@ -12,6 +12,27 @@ from recipes.written import Written
 HELD_OUT_LOSS = "held_out_loss"
 
 
+TRAINING = frozenset(
+    {
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+        "lr_scheduler_type",
+        "max_grad_norm",
+        "neftune_noise_alpha",
+        "optim",
+        "optim_args",
+        "tf32",
+        "weight_decay",
+    }
+)
+"""What may stand in `training`: all else of TrainingArguments is the stage's own."""
+
+
 class Gkd(Written):
     """Generalized knowledge distillation (Agarwal et al. 2023), in the words of TRL's GKDConfig."""
 
@@ -65,6 +86,11 @@ class DistillRecipe(Written):
     )
     gkd: Gkd | None = Field(default=None, description="For `method: logits`.")
     lora: dict[str, Any] = Field(description="peft.LoraConfig arguments, unchanged.")
+    training: dict[str, Any] = Field(
+        default_factory=dict,
+        description="transformers.TrainingArguments, unchanged: optimizer, its schedule, gradient "
+        "accumulation and checkpointing.",
+    )
     quantize_base: Literal["nf4"] | None = Field(
         default=None,
         description="QLoRA: train over the base in 4 bits (bitsandbytes, CUDA only). The adapter "
@@ -109,6 +135,9 @@ class DistillRecipe(Written):
     @model_validator(mode="after")
     def _fits_together(self) -> DistillRecipe:
         logits = self.method == "logits"
+        foreign = sorted(set(self.training) - TRAINING)
+        if foreign:
+            raise ValueError(f"`training` takes {', '.join(sorted(TRAINING))}; not {foreign}")
         if self.gkd is not None and not logits:
             raise ValueError("`gkd` is for `method: logits`")
         if logits and self.packing:

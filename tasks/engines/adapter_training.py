@@ -65,10 +65,9 @@ def train(
                 end_to_end=run.end_to_end,
                 allowed=packing.LEAK if exact else packing.LEAK_BFLOAT16,
             )
-    processes = int(job["processes"])
     schedule = training_loop.Schedule.of(
         len(rows),
-        int(job["batch_size"]) * processes,
+        rows_per_step(job),
         float(job["epochs"]),
         float(job["evaluate_every"]),
         job["checkpoint_steps"],
@@ -107,6 +106,12 @@ def train(
         "compute_dtype": precision.name,
         "compute_dtype_why": precision.why,
     }
+
+
+def rows_per_step(job: Mapping[str, Any]) -> int:
+    """Of all processes together."""
+    accumulated = int(job["training"].get("gradient_accumulation_steps", 1))
+    return int(job["batch_size"]) * int(job["processes"]) * accumulated
 
 
 def trained_loss(job: Mapping[str, Any]) -> str:
@@ -155,7 +160,7 @@ class _Run:
         from transformers import Trainer, TrainingArguments
 
         seed = int(self.job["seed"])
-        per_step = self.batch_size * int(self.job["processes"])
+        per_step = rows_per_step(self.job)
         if self.job["method"] != "logits":
             ordered = training_loop.ordered(Trainer, lengths, per_step, seed)
             partial = loss_mask.takes_positions(self.model)
@@ -184,10 +189,7 @@ class _Run:
             Path(self.job["teacher"]), kept.dtype, kept.device
         )
         config = GKDConfig(
-            **arguments,
-            **self.job["gkd"],
-            gradient_checkpointing=False,
-            max_length=None,
+            **{"gradient_checkpointing": False, **arguments}, **self.job["gkd"], max_length=None
         )
         ordered = training_loop.ordered(logit_distillation.trainer_class(), lengths, per_step, seed)
         return ordered(
@@ -277,6 +279,9 @@ def adapted(model: Any, job: Mapping[str, Any]) -> Any:
         ) from None
     if list(found.peft_config) != ["default"]:
         raise StageFailed(Problem("lora", f"several adapters at once: {list(found.peft_config)}"))
+    if job["training"].get("gradient_checkpointing"):
+        # Nothing below the first adapter has a gradient, and recomputing would give none.
+        found.enable_input_require_grads()
     # peft does so for the adapter, not for `modules_to_save`: in bfloat16 small steps would vanish.
     for part in found.parameters():
         if part.requires_grad:

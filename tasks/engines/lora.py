@@ -8,9 +8,9 @@
     out_dir         gets `adapter/` (as peft saves it) and `merged/` (a complete model folder)
     work_dir        checkpoints, so that a killed run goes on; kept (see `training_loop`)
     lora            peft.LoraConfig arguments, unchanged
-    method, gkd, quantize_base, epochs, learning_rate, batch_size, processes, max_length, packing,
-    attention, precision, warmup_ratio, held_out_share, evaluate_every, best_by, held_out_answers,
-    checkpoint_minutes, checkpoint_steps, seed      as in `recipes/distill_recipe.py`
+    method, gkd, training, quantize_base, epochs, learning_rate, batch_size, processes, max_length,
+    packing, attention, precision, warmup_ratio, held_out_share, evaluate_every, best_by,
+    held_out_answers, checkpoint_minutes, checkpoint_steps, seed: see `recipes/distill_recipe.py`
     teacher         folder of the teacher's model, for `method: logits`
     teacher_file    the same rows as the teacher read them, where it had a context of its own
     suite           {"task_file", "metrics", "max_tokens"} where `best_by` is a metric

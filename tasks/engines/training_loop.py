@@ -70,17 +70,18 @@ class Schedule:
 
 
 def arguments(job: Mapping[str, Any], schedule: Schedule, work: Path, bf16: bool) -> dict[str, Any]:
-    """TrainingArguments that every method shares."""
+    """TrainingArguments that every method shares; the recipe's own stand among them."""
     import torch
 
     on_gpu = torch.cuda.is_available()
     return {
+        "lr_scheduler_type": "cosine",
+        **job["training"],
         "output_dir": str(work / "checkpoints"),
         "num_train_epochs": float(job["epochs"]),
         "learning_rate": float(job["learning_rate"]),
         "per_device_train_batch_size": int(job["batch_size"]),
         "warmup_steps": float(job["warmup_ratio"]),  # below 1 it is a share of all steps
-        "lr_scheduler_type": "cosine",
         "seed": int(job["seed"]),
         "bf16": bf16,
         "use_cpu": not on_gpu,

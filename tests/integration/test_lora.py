@@ -65,6 +65,7 @@ def job(base: Path, rows: Path, out: Path, **changes: Any) -> dict[str, Any]:
         "threads": 1,
         "method": "responses",
         "gkd": None,
+        "training": {},
         "teacher": None,
         "teacher_file": None,
         "suite": None,

@@ -12,8 +12,9 @@ from eval_suites.loader import load_accuracy
 from recipes import loader
 from recipes.schema import DistillRecipe, TeacherRecipe
 from registry.artifacts import Stage
+from registry.errors import UserError
 from registry.settings import CHECKOUT
-from tasks import distillation
+from tasks import distillation, planning
 from tasks.distill_report import page
 from tasks.engines import launching
 
@@ -100,11 +101,18 @@ def test_mistakes_between_recipe_teacher_and_suite_are_found_together() -> None:
         ({"method": "logits", "lora": {"target_modules": ["lm_head"]}}, "no adapter on `lm_head`"),
         ({"method": "logits", "gkd": {"lmbda": 1.5}}, "less than or equal to 1"),
         ({"quantize_base": "int3"}, "nf4"),
+        ({"training": {"output_dir": "/"}}, r"not \['output_dir'\]"),
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         recipe(**changes)
+
+
+def test_a_release_refuses_them_before_anything_runs() -> None:
+    tiny = str(CHECKOUT / "tests" / "recipes" / "release_tiny.yaml")
+    with pytest.raises(UserError, match=r"distill\.best_by: charm: is not measured"):
+        planning.resolve(tiny, ["distill.best_by=charm"])
 
 
 def test_the_launch_line_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
