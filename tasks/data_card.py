@@ -135,8 +135,9 @@ class DataCard:
             self._picks["no answer kept"] += 1
             return
         best = choice.scores[choice.best]
-        self._picks["only one answer kept"] += sum(answered.kept) == 1
-        self._picks["no score, the first taken"] += best is None
+        alone = sum(answered.kept) == 1
+        self._picks["only one answer kept"] += alone
+        self._picks["no score, the first taken"] += best is None and not alone
         self._picks["tied, the first taken"] += choice.tied
         self._picks["another than the first is best"] += choice.best != answered.kept.index(True)
         if best is not None:
