@@ -156,6 +156,37 @@ def job(target: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
+def plain_eagle3(published: Path, folder: Path, **changes: Any) -> Path:
+    """The same draft as the authors of EAGLE publish theirs: no embeddings, `midlayer.`."""
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True)
+    config = json.loads((published / "config.json").read_text())
+    inner = config["transformer_layer_config"]
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+             "num_key_value_heads", "num_hidden_layers", "rms_norm_eps", "rope_parameters",
+             "max_position_embeddings")  # fmt: skip
+    plain = {name: inner[name] for name in names} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "draft_vocab_size": config["draft_vocab_size"],
+        "norm_before_residual": config["norm_before_residual"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+    }
+    (folder / "config.json").write_text(json.dumps(plain | changes))
+    weights = load_file(published / "model.safetensors")
+    save_file(
+        {
+            name.replace("layers.0.", "midlayer."): tensor
+            for name, tensor in weights.items()
+            if "embed_tokens" not in name
+        },
+        folder / "model.safetensors",
+    )
+    return folder
+
+
 QUICK = {
     "enforce-eager": True,
     "dtype": "bfloat16",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -18,12 +17,11 @@ from eval_suites.draft_checkpoints import Acceptance
 from registry.errors import StageFailed, UserError
 from registry.settings import settings
 from tasks.engines.draft_fit import LossLog, kept_epochs, without_accelerator
-from tasks.engines.draft_model import draft_targets, new_draft, read_draft
+from tasks.engines.draft_model import new_draft
 from tasks.engines.draft_score import coverage, score
 from tasks.engines.draft_states import Sample
 from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
 from tasks.engines.greedy_agreement import compare, greedy_answers
-from tasks.engines.published_draft import start_from
 from tasks.engines.speculators_train import train_draft
 from tasks.engines.subprocesses import run_job, wait_until
 from tasks.engines.vllm_server import VllmServer
@@ -33,6 +31,7 @@ from tests.integration.draft_target import (
     SPECULATIVE_TOKENS,
     job,
     make_target,
+    plain_eagle3,
     write_prompts,
 )
 
@@ -242,69 +241,9 @@ def test_stopped_training_leaves_no_result_and_no_checkpoint(target: Path, tmp_p
     assert not list(Path(asked["out_dir"]).iterdir())
 
 
-# -- a published draft ---------------------------------------------------------------------------
-
-
 def best_of(trained: tuple[Path, dict[str, Any]]) -> Path:
     folder, result = trained
     return folder / "checkpoints" / f"epoch-{result['best_epoch']}"
-
-
-def plain_eagle3(published: Path, folder: Path, **changes: Any) -> Path:
-    """The same draft as the authors of EAGLE publish theirs: no embeddings, `midlayer.`."""
-    from safetensors.torch import load_file, save_file
-
-    folder.mkdir(parents=True)
-    config = json.loads((published / "config.json").read_text())
-    inner = config["transformer_layer_config"]
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
-             "num_key_value_heads", "num_hidden_layers", "rms_norm_eps", "rope_parameters",
-             "max_position_embeddings")  # fmt: skip
-    plain = {name: inner[name] for name in names} | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "torch_dtype": "bfloat16",
-        "draft_vocab_size": config["draft_vocab_size"],
-        "norm_before_residual": config["norm_before_residual"],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
-    }
-    (folder / "config.json").write_text(json.dumps(plain | changes))
-    weights = load_file(published / "model.safetensors")
-    save_file(
-        {
-            name.replace("layers.0.", "midlayer."): tensor
-            for name, tensor in weights.items()
-            if "embed_tokens" not in name
-        },
-        folder / "model.safetensors",
-    )
-    return folder
-
-
-def start_job(target: Path) -> dict[str, Any]:
-    return {"target": str(target), "num_layers": 1, "draft_vocab_size": None}
-
-
-@pytest.mark.parametrize("layout", ["speculators", "plain"])
-def test_a_published_draft_is_taken_over(
-    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path, layout: str
-) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    published = best_of(trained)
-    if layout == "plain":
-        published = plain_eagle3(published, tmp_path / "published")
-    draft = start_from(published, target, start_job(target), tmp_path, eager=True)
-    saved, own = load_file(best_of(trained) / "model.safetensors"), draft.state_dict()
-    for name, tensor in saved.items():
-        assert torch.equal(own[name].to(tensor.dtype), tensor), name
-    assert own["fc.weight"].dtype == torch.float32
-    assert draft.config.norm_before_residual is True
-    assert draft_targets(draft) == draft_targets(read_draft(best_of(trained), target))
-    trained_ones = {name for name, p in draft.named_parameters() if p.requires_grad}
-    assert "fc.weight" in trained_ones
-    assert not {"lm_head.weight", "embed_tokens.weight", "verifier_lm_head.weight"} & trained_ones
 
 
 def test_training_goes_on_from_it(
@@ -318,108 +257,6 @@ def test_training_goes_on_from_it(
     assert result["train_loss"][0] < first["train_loss"][1]
     assert result["held_out_loss"][0] < first["held_out_loss"][0]
     assert result["draft_vocab_size"] == 384
-
-
-def test_another_students_embeddings_are_replaced(
-    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
-) -> None:
-    """A draft of the base model for a student whose embeddings were trained on."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    published = tmp_path / "published"
-    shutil.copytree(best_of(trained), published)
-    weights = load_file(published / "model.safetensors")
-    right = weights["embed_tokens.weight"]
-    save_file({**weights, "embed_tokens.weight": right + 1}, published / "model.safetensors")
-    draft = start_from(published, target, start_job(target), tmp_path, eager=True)
-    assert torch.equal(draft.embed_tokens.weight.to(right.dtype), right)
-
-
-def edited(published: Path, folder: Path, **changes: Any) -> Path:
-    shutil.copytree(published, folder)
-    config = json.loads((folder / "config.json").read_text())
-    inner = {name: value for name, value in changes.items() if name in ("hidden_size",)}
-    config["transformer_layer_config"] |= inner
-    config |= {name: value for name, value in changes.items() if name not in inner}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("changes", "asked", "told"),
-    [
-        ({"hidden_size": 64}, {}, "hidden size: the draft reads 64, the target has 128"),
-        (
-            {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]},
-            {},
-            r"layer ids: the draft reads \[2, 16, 29\], the target has layers 0 to 3",
-        ),
-        ({}, {"num_layers": 2}, "num_layers: the draft has 1, the recipe says 2"),
-        ({}, {"draft_vocab_size": 100}, "draft_vocab_size: the draft has 384, the recipe says 100"),
-        (
-            {"speculators_config": {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}},
-            {},
-            "verifier: the draft was made for Qwen3ForCausalLM, this is LlamaForCausalLM",
-        ),
-        ({"speculators_model_type": "dflash"}, {}, "is a dflash speculator, no EAGLE3 draft"),
-    ],
-)
-def test_a_draft_of_another_model_is_refused(
-    trained: tuple[Path, dict[str, Any]],
-    target: Path,
-    tmp_path: Path,
-    changes: dict[str, Any],
-    asked: dict[str, Any],
-    told: str,
-) -> None:
-    published = edited(best_of(trained), tmp_path / "published", **changes)
-    with pytest.raises(UserError, match=told) as caught:
-        start_from(published, target, start_job(target) | asked, tmp_path, eager=True)
-    assert caught.value.problems[0].where == f"init_from: {published}"
-
-
-def test_a_wrong_map_is_refused_before_anything_is_trained(
-    trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    published = tmp_path / "published"
-    shutil.copytree(best_of(trained), published)
-    weights = load_file(published / "model.safetensors")
-    save_file({**weights, "d2t": weights["d2t"] * 0}, published / "model.safetensors")
-    asked = job(target, tmp_path, init_from=str(published), draft_vocab_size=None)
-    with pytest.raises(UserError, match="d2t and t2d disagree"):
-        train_draft(asked)
-    assert not list(Path(asked["out_dir"]).iterdir())
-
-
-@pytest.mark.parametrize(
-    ("renamed", "told"),
-    [
-        ({"fc.weight": "fc2.weight"}, "1 of its tensors are none of an EAGLE3 draft: fc2.weight"),
-        ({"norm.weight": None}, "1 trained tensors are not in it: norm.weight"),
-    ],
-)
-def test_weights_that_were_not_taken_over_are_named(
-    trained: tuple[Path, dict[str, Any]],
-    target: Path,
-    tmp_path: Path,
-    renamed: dict[str, str | None],
-    told: str,
-) -> None:
-    """speculators' converter only warns of both, and trains on from random numbers."""
-    from safetensors.torch import load_file, save_file
-
-    published = plain_eagle3(best_of(trained), tmp_path / "published")
-    weights = load_file(published / "model.safetensors")
-    for old, new in renamed.items():
-        tensor = weights.pop(old)
-        if new is not None:
-            weights[new] = tensor
-    save_file(weights, published / "model.safetensors")
-    with pytest.raises(UserError, match=told):
-        start_from(published, target, start_job(target), tmp_path, eager=True)
 
 
 # -- the engine ----------------------------------------------------------------------------------
