@@ -17,7 +17,8 @@ LONGEST = 300
 
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "prompts": ("seed", "prompts.source", "prompts.template", "prompts.keep_segments"),
-    "teacher_data": ("sampling", "max_truncated_share", "engine.engine", "engine.served_model"),
+    "teacher_data": ("sampling", "samples", "pick.scorer", "max_truncated_share", "keep_truncated",
+                     "engine.engine", "engine.served_model"),
     "distill": ("lora", "epochs", "learning_rate", "batch_size", "max_length", "warmup_ratio",
                 "held_out_share", "seed"),
     "quantize": ("calibration",),
