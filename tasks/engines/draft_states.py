@@ -166,6 +166,22 @@ def sample_of(
     return Sample(prompt.id, tokens, len(prompt.tokens), finished and whole, prompt.segment)
 
 
+def load_target(folder: Path | str, device: str = "cpu") -> Any:
+    """The target in the dtype it is stored in, quantized or not, ready for its decoder alone.
+
+    transformers 5.17 keeps compressed weights until the first pass of the whole model; its decoder
+    called before that multiplies packed integers (or refuses to).
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+    if getattr(target.config, "quantization_config", None) is not None:
+        with torch.inference_mode():
+            target(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device))
+    return target
+
+
 def own_answers(
     target: Any,
     prompts: Sequence[Prompt],

@@ -42,6 +42,7 @@ from tasks.engines.draft_score import coverage, score
 from tasks.engines.draft_states import (
     Sample,
     layer_ids_for,
+    load_target,
     own_answers,
     record_states,
     render_prompts,
@@ -162,7 +163,7 @@ def prompts_of(
     Raises `StageFailed` where nothing is left to train on, or to hold out.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job["target"])
     prompts = render_prompts(Path(job["prompts_file"]), tokenizer)
@@ -178,8 +179,7 @@ def prompts_of(
         )
         asked.dtype = asked.held_out[0].recorded()[1].dtype if asked.held_out else torch.bfloat16
     else:
-        target = AutoModelForCausalLM.from_pretrained(job["target"], dtype="auto")
-        target = target.to(device).eval()
+        target = load_target(job["target"], device)
         limits = {name: int(job[name]) for name in ("max_length", "response_tokens")}
         temperature = float(job["response_temperature"])
         asked = Asked(

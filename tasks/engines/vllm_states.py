@@ -33,6 +33,7 @@ from tasks.engines.draft_states import (
     Prompt,
     Sample,
     fitting,
+    load_target,
     record_states,
     render_prompts,
     sample_of,
@@ -105,7 +106,7 @@ def gather(job: dict[str, Any]) -> dict[str, Any]:
     its states are not transformers'; `InfrastructureError` where it does not answer.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     torch.set_num_threads(int(job["threads"]))
     tokenizer = AutoTokenizer.from_pretrained(job["target"])
@@ -138,7 +139,7 @@ def gather(job: dict[str, Any]) -> dict[str, Any]:
             f"none of {len(prompts)} prompts gave an answer of two tokens or more",
             "give more draft prompts, or a larger `max_length`",
         )
-    target = AutoModelForCausalLM.from_pretrained(job["target"], dtype="auto").eval()
+    target = load_target(job["target"])
     longest = max(samples, key=lambda sample: len(sample.tokens))
     errors = check_states(target, longest, layer_ids)
     write_index(folder, samples)

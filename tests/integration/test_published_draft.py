@@ -28,7 +28,8 @@ def drafted(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     asked = {**start_job(target), "draft_vocab_size": 384, "num_speculative_tokens": 3}
-    draft = new_draft(asked, [1, 2, 3], Counter({token: token for token in range(1, 512)}), [1], eager=True)
+    frequencies = Counter({token: token for token in range(1, 512)})
+    draft = new_draft(asked, [1, 2, 3], frequencies, [1], eager=True)
     folder = tmp_path_factory.mktemp("draft") / "published"
     save(draft, torch.bfloat16, folder)
     return folder

@@ -19,7 +19,7 @@ from registry.settings import settings
 from tasks.engines.draft_fit import LossLog, kept_epochs, without_accelerator
 from tasks.engines.draft_model import new_draft
 from tasks.engines.draft_score import coverage, score
-from tasks.engines.draft_states import Sample
+from tasks.engines.draft_states import Sample, load_target, record_states
 from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
 from tasks.engines.greedy_agreement import compare, greedy_answers
 from tasks.engines.speculators_train import train_draft
@@ -239,6 +239,45 @@ def test_stopped_training_leaves_no_result_and_no_checkpoint(target: Path, tmp_p
     assert "training was interrupted in epoch" in files[2].read_text()
     assert not files[1].exists()
     assert not list(Path(asked["out_dir"]).iterdir())
+
+
+def test_a_quantized_target_answers_and_gives_its_states(target: Path, tmp_path: Path) -> None:
+    """Its decoder alone, its own head and embeddings; nothing of the quantization in the draft."""
+    import torch
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
+    recipe = QuantizationModifier(targets="Linear", scheme="FP8_DYNAMIC", ignore=["lm_head"])
+    oneshot(model=model, recipe=recipe)
+    quantized = tmp_path / "quantized"
+    model.save_pretrained(quantized, save_compressed=True)
+    AutoTokenizer.from_pretrained(target).save_pretrained(quantized)
+
+    loaded = load_target(quantized)
+    sample = Sample("a", list(range(5, 25)), 4, True)
+    record_states(loaded, [sample], [1, 2, 3])
+    with torch.inference_mode():
+        whole = loaded(torch.tensor([sample.tokens]), output_hidden_states=True)
+    torch.testing.assert_close(sample.states[:, :128], whole.hidden_states[1][0])
+    assert not torch.equal(sample.states, states_of(target, sample))
+
+    asked = job(quantized, tmp_path, epochs=1)
+    write_prompts(Path(asked["prompts_file"]), 24, seed=1)
+    result = train_draft(asked)
+    assert result["target_agreement"] > 0.95
+    saved = (Path(asked["out_dir"]) / "checkpoints" / "epoch-1" / "config.json").read_text()
+    assert "quantization" not in saved
+
+
+def states_of(target: Path, sample: Sample) -> Any:
+    own = Sample("a", sample.tokens, sample.prompt_length, True)
+    record_states(load_target(target), [own], [1, 2, 3])
+    return own.states
+
+
+# -- a published draft ---------------------------------------------------------------------------
 
 
 def best_of(trained: tuple[Path, dict[str, Any]]) -> Path:
