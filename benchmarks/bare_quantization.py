@@ -71,6 +71,7 @@ def main() -> None:
                 "load_seconds": round(loaded - began, 2),
                 "quantize_seconds": round(ended - loaded, 2),
                 "quantize_cpu_seconds": round(time.process_time() - worked, 2),
+                "cpu_seconds": round(time.process_time(), 2),
                 "seconds": round(ended - STARTED, 2),
                 "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }

@@ -35,6 +35,7 @@ MEASURED = (
     "quantize_cpu_seconds",
     "quantize_peak_bytes",
     "seconds",
+    "cpu_seconds",
     "peak_bytes",
 )
 TIMEOUT = 3600.0
@@ -63,6 +64,7 @@ def main() -> None:
         f"{result['quantize_cpu_seconds']:.3f} of its CPU time, "
         f"{result['quantize_peak_bytes']:.3f} of its memory\n"
         f"whole process with checks: {result['seconds']:.3f} of its time, "
+        f"{result['cpu_seconds']:.3f} of its CPU time, "
         f"{result['peak_bytes']:.3f} of its memory"
     )
     print(json.dumps(result))

@@ -19,7 +19,7 @@ RESULT: `recipe` as it was run, `planned` and `found` (layer names), `linear_lay
 weights), `layers_before`, `layers_after` (bytes of the quantized layers), `ratio`, `calibration`
 (`rows`, `tokens`, `cut`), `perplexity`, `mean_error`, `worst` (layer, error), `fallback`, `format`,
 `compute_dtype`, `samples` (prompt, text), `quantize_seconds`, `quantize_cpu_seconds` and
-`quantize_peak_bytes` of llmcompressor alone, `seconds`, `peak_bytes`.
+`quantize_peak_bytes` of llmcompressor alone, `seconds`, `cpu_seconds` and `peak_bytes` of all.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         "size_before": _weight_bytes(model),
         "size_after": _weight_bytes(out),
         "seconds": round(time.monotonic() - started, 2),
+        "cpu_seconds": round(time.process_time(), 2),
         "peak_bytes": peak_bytes(),
     }
 
