@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,17 @@ def test_other_states_are_refused_with_their_numbers(recorded: tuple[Any, list[S
     nan = torch.full_like(right.states, float("nan"))
     with pytest.raises(StageFailed, match="layer 0 nan"):
         check_states(model, replace(right, states=nan), [0, 1, 3])
+
+
+def test_vllms_own_connector_still_needs_cuda() -> None:
+    """When this fails, vLLM writes states without CUDA: remove `in_server/` and its mention."""
+    ask = "import importlib.util; print(importlib.util.find_spec('vllm').origin)"
+    python = str(settings().serve_python)
+    origin = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, check=True)
+    module = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
+    source = (Path(origin.stdout.strip()).parent / module).read_text()
+    assert "def _submit_async_write" in source
+    assert "pin_memory=True" in source
 
 
 @pytest.mark.alone
