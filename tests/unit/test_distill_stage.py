@@ -52,7 +52,7 @@ def test_the_key_holds_what_decides_and_nothing_else() -> None:
     for changes in (
         {"packing": True},
         {"processes": 2},
-        {"precision": "float32"},
+        {"precision": "bfloat16"},
         {"evaluate_every": 0.1},
         {"quantize_base": "nf4"},
         {"seed": 1},
