@@ -87,7 +87,7 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
             todo.teacher_accuracy, recipes.accuracy, recipes.release.accuracy, teacher
         )
         teacher_measured = Measured("teacher", digest=teacher.digest, accuracy=teacher_accuracy)
-    distill(todo.distill)
+    distill(todo.distill, recipes.distill.checkpoint)
 
     measured = [measure_candidate(todo, candidate) for candidate in todo.candidates]
     student = next(m for m in measured if m.name == recipes.release.reference_candidate)

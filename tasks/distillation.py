@@ -116,7 +116,7 @@ def stage(
 
 
 @task(name="distill", **TASK_OPTIONS)
-def distill(stage: Stage, checkpoint: Checkpoint | None = None) -> ArtifactRef:
+def distill(stage: Stage, checkpoint: Checkpoint) -> ArtifactRef:
     """Train and merge. Raises `StageFailed` when the merge changed answers or nothing learned."""
 
     def produce(folder: Path) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def distill(stage: Stage, checkpoint: Checkpoint | None = None) -> ArtifactRef:
         work = work_folder(stage)
         # The store lets one process at a time make a key, so nobody else writes there.
         work.mkdir(parents=True, exist_ok=True)
-        job = job_of(stage, checkpoint or Checkpoint(), folder, work)
+        job = job_of(stage, checkpoint, folder, work)
         try:
             result = run_job("tasks.engines.lora", job, log=log_file(stage))
         except StageFailed:
