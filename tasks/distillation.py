@@ -23,6 +23,7 @@ from recipes.distill_recipe import HELD_OUT_LOSS, Checkpoint, Gkd
 from recipes.schema import DistillRecipe, TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_file
+from registry.draft_binding import MERGED
 from registry.errors import Problem, StageFailed
 from registry.provenance import tools
 from registry.settings import settings
@@ -177,4 +178,4 @@ def work_folder(stage: Stage) -> Path:
 
 def merged(stage: Stage) -> Path:
     """Folder of the merged student."""
-    return folder_of(stage) / "merged"
+    return folder_of(stage) / MERGED

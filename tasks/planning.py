@@ -280,7 +280,7 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
             candidate=candidate,
             quantize=quantized,
             target=target,
-            below="" if quantized else "merged",
+            below=quantization.QUANTIZED if quantized else distillation.MERGED,
             draft_training=training,
             draft=own_draft,
             config=config,

@@ -8,6 +8,7 @@ what is in use right now was used within a day and stays.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -42,10 +43,11 @@ UNTOUCHED = (
     "reports",
     "logs",
     "Prefect's database",
-    "unfinished measurements in bench/",
+    "results in bench/",
 )
 """What a prune leaves alone."""
 
+_UNFINISHED = re.compile(r"(answers|distill|draft|release)-[0-9a-f]{24,64}(-[0-9a-f]{12})?")
 _PARENT_RUN = "mlflow.parentRunId"
 _EVIDENCE = "pilotage.evidence."
 
@@ -128,7 +130,10 @@ def prune(days: int = DAYS, *, yes: bool = False) -> Pruned:
             entries=entries,
             plan=decided,
             unreadable=unreadable,
-            leftovers=[(path, size_on_disk(path)) for path in store.leftovers(since)],
+            leftovers=[
+                (path, size_on_disk(path))
+                for path in (*store.leftovers(since), *abandoned(settings().home / "bench", since))
+            ],
         )
         if not yes:
             return done
@@ -142,6 +147,21 @@ def prune(days: int = DAYS, *, yes: bool = False) -> Pruned:
     for path in rubbish:
         shutil.rmtree(path, ignore_errors=True)
     return done
+
+
+def abandoned(bench: Path, before: datetime) -> list[Path]:
+    """What stages kept to go on from, and nobody has touched since `before`.
+
+    Answers of a teacher, checkpoints of a student, finished steps of a load test or of a draft's
+    proof, each in a folder named by the stage's key. Results that a person asked for lie in folders
+    named by their profile, and stay.
+    """
+    return [
+        folder
+        for folder in sorted(bench.glob("*"))
+        if _UNFINISHED.fullmatch(folder.name)
+        and max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) < before.timestamp()
+    ]
 
 
 def referred(entries: Iterable[Entry], since: datetime) -> dict[Name, list[str]]:

@@ -1,6 +1,7 @@
 """Stage `quantize`: one llmcompressor recipe on the merged student.
 
-Files: the model, `report.md` and `report.json`. A recipe without modifiers (`recipe: null`) has no
+Files: quantized/ (the model as it is served) and, beside it, report.md and report.json, which show
+calibration texts and are no part of a bundle. A recipe without modifiers (`recipe: null`) has no
 stage: its bundle serves the student as it is. That vLLM loads the result is proved by the serving
 stage, which comes before every measurement (`tasks/serving.py`, `prove_serving`).
 """
@@ -18,6 +19,7 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.errors import InfrastructureError, Problem, StageFailed
 from registry.provenance import tools
 from registry.settings import settings
+from registry.stage_pages import DOCUMENTS, PAGES
 from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
 from tasks.engines.model_files import check_side_files
@@ -26,7 +28,9 @@ from tasks.engines.subprocesses import run_job
 from tasks.prompt_files import read_jsonl, write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
-VERSION = 2
+VERSION = 3
+QUANTIZED = "quantized"
+"""The folder of the model within the artifact."""
 
 HELD_OUT = 32
 """Answers that no quantizer sees and every quantized student is judged on, at most a quarter."""
@@ -58,11 +62,11 @@ def quantize(stage: Stage, recipe: QuantizeRecipe) -> ArtifactRef:
     """Quantize and check. Raises `StageFailed` when layers, size or output are not as planned."""
 
     def produce(folder: Path) -> dict[str, Any]:
-        student = merged(stage.parents["student"])
+        student, out = merged(stage.parents["student"]), folder / QUANTIZED
         calibration = recipe.calibration
         job = {
             "model": str(student),
-            "out_dir": str(folder),
+            "out_dir": str(out),
             "recipe": recipe.recipe,
             "calibration_file": None,
             "held_out_file": _written(stage, "held_out", held_out(_answers(stage))),
@@ -87,10 +91,18 @@ def quantize(stage: Stage, recipe: QuantizeRecipe) -> ArtifactRef:
             result = run_job("tasks.engines.compressor", job, log=log_file(stage))
         except InfrastructureError as error:
             raise InfrastructureError(f"{error}{_killed(str(error))}") from error
-        check_side_files(folder, student, stage.title)
+        check_side_files(out, student, stage.title)
+        for page in (*PAGES, *DOCUMENTS):
+            if (out / page).exists():
+                (out / page).rename(folder / page)
         return result
 
     return make(stage, produce)
+
+
+def quantized(stage: Stage) -> Path:
+    """Folder of the quantized model."""
+    return folder_of(stage) / QUANTIZED
 
 
 def calibration_texts(stage: Stage, calibration: CalibrationSet) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
 from tasks.engines.vllm_states import asked_layers, server_arguments, server_environment
 from tasks.prompt_files import read_jsonl, write_jsonl
+from tasks.quantization import quantized
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
 VERSION = 2
@@ -40,10 +41,10 @@ def stage(
     recipe: DraftRecipe,
     student: Stage,
     prompts: Stage,
-    quantized: Stage | None = None,
+    own_weights: Stage | None = None,
     serve: dict[str, Any] | None = None,
 ) -> Stage:
-    """`quantized`: the candidate's own weights, where the draft is trained for them.
+    """`own_weights`: the candidate's quantized ones, where the draft is trained for them.
 
     `serve`: engine arguments and environment of the server that answers, where vLLM does. Raises
     `UserError` for a published draft that is not there, and for states without a server.
@@ -52,8 +53,8 @@ def stage(
     config["states"] = source = states_source(recipe)
     names = tools("torch", "transformers", "speculators", "hs-connectors")
     parents = {"student": student, "prompts": prompts}
-    if recipe.target == "candidate" and quantized is not None:
-        parents["target"] = quantized
+    if recipe.target == "candidate" and own_weights is not None:
+        parents["target"] = own_weights
         names |= tools("compressed-tensors")
     if source == "vllm":
         if serve is None:
@@ -65,7 +66,7 @@ def stage(
         inputs["init_from"] = digest_of_folder(published(recipe.init_from))
     return Stage(
         name="draft",
-        label=quantized.label if "target" in parents and quantized else "",
+        label=own_weights.label if "target" in parents and own_weights else "",
         version=VERSION,
         config=config,
         parents=parents,
@@ -100,8 +101,7 @@ def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
         rows = read_jsonl(folder_of(stage.parents["prompts"]) / "draft.jsonl")
         prompts = log_file(stage, "prompts").with_suffix(".jsonl")
         write_jsonl(prompts, [prompt_row(row) for row in rows])
-        quantized = stage.parents.get("target")
-        target = folder_of(quantized) if quantized else merged(stage.parents["student"])
+        target = target_of(stage)
         job = {
             **{key: value for key, value in stage.config.items() if key not in ("kind", "serve")},
             "target": str(target),
@@ -122,6 +122,12 @@ def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
         return result
 
     return make(stage, produce)
+
+
+def target_of(stage: Stage) -> Path:
+    """Folder of the weights that the draft is trained for."""
+    own = stage.parents.get("target")
+    return quantized(own) if own else merged(stage.parents["student"])
 
 
 def prompt_row(row: dict[str, Any]) -> dict[str, Any]:

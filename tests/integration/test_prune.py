@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -399,6 +400,28 @@ def test_a_kill_leaves_a_store_in_which_everything_is_whole(where: str, left: in
     assert done.leftovers
     assert line.all == (line.lineage if where == "deleting" else set())
     assert not list((store().root / ".incoming").iterdir())
+
+
+def test_what_stages_kept_to_go_on_from_goes_when_nobody_did() -> None:
+    line = Line()
+    alias(line.register())
+    bench = settings().home / "bench"
+    key, old = "ab" * 16, time.time() - 40 * 86400
+    gone = [f"answers-{key}", f"distill-{key}", f"draft-{key[:24]}-{key[:12]}", f"release-{key}"]
+    newer = f"answers-{'cd' * 16}"
+    for name in (*gone, newer, f"demo_cpu_2core-{key[:12]}", f"draft-{key[:12]}"):
+        (bench / name).mkdir(parents=True)
+        kept = bench / name / "kept"
+        kept.write_text("a")
+        os.utime(bench / name, (old, old))
+        if name != newer:
+            os.utime(kept, (old, old))
+    done = prune(yes=True)
+    assert sorted(path.name for path, _ in done.leftovers) == sorted(gone)
+    # What was written lately, and what a person asked for, by its profile's name.
+    assert sorted(path.name for path in bench.iterdir()) == sorted(
+        [newer, f"demo_cpu_2core-{key[:12]}", f"draft-{key[:12]}"]
+    )
 
 
 # -- the command -----------------------------------------------------------------------------

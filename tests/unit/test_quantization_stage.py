@@ -77,6 +77,7 @@ def test_no_answer_is_both_calibrated_and_judged_on(monkeypatch: pytest.MonkeyPa
 
     def engine(module: str, job: dict[str, Any], log: Path) -> dict[str, Any]:
         jobs.append(job)
+        Path(job["out_dir"]).mkdir()
         (Path(job["out_dir"]) / "model").write_text("weights")
         return {"layers": 14}
 
@@ -97,6 +98,7 @@ def test_foreign_calibration_is_judged_on_the_same_answers(monkeypatch: pytest.M
 
     def engine(module: str, job: dict[str, Any], log: Path) -> dict[str, Any]:
         jobs.append(job)
+        Path(job["out_dir"]).mkdir()
         (Path(job["out_dir"]) / "model").write_text("weights")
         return {}
 
@@ -122,6 +124,7 @@ def test_a_process_that_was_killed_leaves_nothing_and_says_why(
 
     def engine(module: str, job: dict[str, Any], log: Path) -> dict[str, Any]:
         tries.append(job["out_dir"])
+        Path(job["out_dir"]).mkdir()
         (Path(job["out_dir"]) / "model.safetensors").write_text("half of it")
         raise InfrastructureError(f"{module} ended with status -9 and no result; the end of {log}:")
 
