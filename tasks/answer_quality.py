@@ -11,7 +11,8 @@
 `refused`           the provider says so, or it reads so (`answer_refusals.py`)
 `looping`           it goes round in circles (`answer_loops.py`)
 `wrong_language`    surely in another language than is expected (`engines/languages.py`)
-`wrong_format`      its consumer could not read it, or a reasoning tag is left in it
+`wrong_format`      its consumer could not read it, or a reasoning tag or a token of a chat
+                    template is left in it
 ==================  ==============================================================================
 
 The first that fits, in this order. Whether an answer is complete is decided by the finish reason,
@@ -31,7 +32,7 @@ from eval_suites.scoring import score, score_label, strict_json
 from recipes.quality_recipe import FormatRule, Quality
 from tasks.answer_loops import loop_in
 from tasks.answer_refusals import compiled, refusal_in
-from tasks.answer_text import left_over, prose_parts, split_reasoning
+from tasks.answer_text import left_over, prose_parts, split_reasoning, writable
 from tasks.conversations import tools_of
 from tasks.engines.openai_chat import ChatResult
 
@@ -55,6 +56,8 @@ RULES = {
     **{name: name for name in CLASSES if not name.startswith("wrong_") and name != "accepted"},
 }
 """The rule of the recipe (a field of `quality`) by class; `length` has `max_truncated_share`."""
+
+HALF_PAIR = "what cannot be written down (half of a surrogate pair)"
 
 SureLanguage = Callable[[Iterable[str]], str | None]
 """ISO 639-1 code of the language of some parts of a text, None where nobody can say."""
@@ -103,7 +106,7 @@ class Judge:
         if judged.kind == "length":
             return self.keep_truncated and bool(judged.text.strip()) and not judged.flaw
         rule = getattr(self.quality, RULES[judged.kind])
-        if not getattr(rule, "keep", False) or not judged.text.strip():
+        if not getattr(rule, "keep", False) or not any(map(_is_seen, judged.text)):
             return False
         # A call that nobody could make and reasoning that may be left are never learned.
         return not judged.result.tool_calls and not left_over(
@@ -137,7 +140,7 @@ class Judge:
         cut = result.finish_reason == "length"
         if result.refusal:
             return "refused", result.refusal[:100]
-        if not text.strip() and not result.tool_calls:
+        if not any(map(_is_seen, text)) and not result.tool_calls:
             return ("reasoning_only" if reasoning else "empty"), ""
         if not result.tool_calls and (words := refusal_in(text, self._refusals)):
             return "refused", words
@@ -172,10 +175,10 @@ def format_check(rule: FormatRule) -> Callable[[str, Mapping[str, Any]], str]:
 
     def as_json(text: str, row: Mapping[str, Any]) -> str:
         try:
-            strict_json(text)
+            value = strict_json(text)
         except ValueError as error:
             return f"not JSON: {error}"
-        return ""
+        return HALF_PAIR if _has_half_pair(value) else ""
 
     if rule.kind == "json":
         return as_json
@@ -216,7 +219,7 @@ def format_check(rule: FormatRule) -> Callable[[str, Mapping[str, Any]], str]:
 def bad_call(calls: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> str:
     """What is wrong with the calls of an answer: no known function, or arguments that are no
     object."""
-    known = {tool.get("function", {}).get("name") for tool in tools_of(row)}
+    known = [tool.get("function", {}).get("name") for tool in tools_of(row)]
     for call in calls:
         function = call.get("function")
         function = function if isinstance(function, Mapping) else {}
@@ -228,4 +231,21 @@ def bad_call(calls: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> str:
             arguments = None
         if not isinstance(arguments, dict):
             return f"the arguments of {function.get('name')} are no JSON object"
+        if _has_half_pair(arguments):
+            return f"the arguments of {function.get('name')} hold {HALF_PAIR}"
     return ""
+
+
+def _has_half_pair(value: Any) -> bool:
+    """Whether a JSON value holds what no file and no tokenizer takes."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        # Read, and yet too deep to be written: `strict_json` allows a little more.
+        return True
+    return writable(text) != text
+
+
+def _is_seen(character: str) -> bool:
+    """False for white space, control characters and those of no width."""
+    return character.isprintable() and not character.isspace()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from eval_suites.scoring import strict_json
 from recipes.quality_recipe import REASONING_TAGS, Quality
 from tasks.answer_loops import loop_in
-from tasks.answer_quality import CLASSES, Judge
+from tasks.answer_quality import CLASSES, HALF_PAIR, Judge
 from tasks.answer_refusals import refusal_in
 from tasks.answer_text import prose_parts, split_reasoning
 from tasks.engines.languages import Languages
@@ -44,6 +44,8 @@ LOOPED = "The report is a report of " * 8
         (answer("It left today.", "tool_calls"), "unknown"),
         (answer(" \n"), "empty"),
         (answer("", None, state="rejected", reason="too long"), "rejected"),
+        (answer("\u200b\ufeff\x00"), "empty"),
+        (answer("👍"), "accepted"),
         (answer("<think>hm</think>\n"), "reasoning_only"),
         (answer("", reasoning="hm"), "reasoning_only"),
         (answer("<think>hm, the order"), "reasoning_only"),
@@ -108,6 +110,8 @@ def test_a_call_of_a_tool_is_an_answer() -> None:
         ({"name": "track", "arguments": '{"order": '}, "arguments of track"),
         ({"name": "track", "arguments": "[1]"}, "arguments of track"),
         ({"name": "track", "arguments": {"order": 1}}, "arguments of track"),
+        ({"name": ["track"], "arguments": "{}"}, "['track']"),
+        ({"name": "track", "arguments": '{"order": "\\ud83d"}'}, "surrogate"),
         (None, "None"),
     ],
 )
@@ -145,10 +149,59 @@ def test_a_call_that_nobody_could_make(function: Any, why: str) -> None:
         ),
         ("Close it with `</think>` please.", "Close it with `</think>` please.", ""),
         ("Use 5 < 6 and <b>think</b>.", "Use 5 < 6 and <b>think</b>.", ""),
+        # Reasoning that ends with a quote, or with code.
+        ('<think>It says "hi"</think>Yes.', "Yes.", 'It says "hi"'),
+        ('It says "hi"</think>Yes.', "Yes.", 'It says "hi"'),
+        ('<think>It says "hi"</think>"Yes."', '"Yes."', 'It says "hi"'),
+        ("<think>It's 'so'</think>'Tis.", "'Tis.", "It's 'so'"),
+        ("<think>`ls`</think>`ls` lists.", "`ls` lists.", "`ls`"),
+        ("他说“好”</think>好的。", "好的。", "他说“好”"),
+        ("use `ls</think>Try `ls`.", "Try `ls`.", "use `ls"),
+        ("<think>a</think><think>b</think>Yes.", "Yes.", "a\nb"),
+        ("<think>a</think> <think>b", "", "a\nb"),
     ],
 )
 def test_reasoning_is_kept_apart(text: str, said: str, thought: str) -> None:
     assert split_reasoning(text, REASONING_TAGS) == (said, thought)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Reasoning stands in `<think>...</think>` there.",
+        'It begins with "<think>" and ends with "</think>".',
+        "它以“<think>”开头，以“</think>”结尾。",
+        "Messages end with `<|im_end|>`.",
+        "Use <b>, a |> b and <|.",
+    ],
+)
+def test_what_is_spoken_about_is_learned_as_it_is(text: str) -> None:
+    found = judge().classify(answer(text), ROW)
+    assert (found.kind, found.text, found.reasoning) == ("accepted", text, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('"<think>plan</think>Yes."', "<think>"),
+        ("“<think>想</think>您好”", "<think>"),
+        ('{"reply": "<think>plan</think>Yes."}', "<think>"),
+        ('re.sub(r"<think>.*?</think>", "", text)', "<think>"),
+        ("<think>a</think>b</think>Yes.", "</think>"),
+        ("Yes.<|im_end|>\n<|im_start|>user\nThanks", "<|im_end|>"),
+        ("Yes.<|return|>", "<|return|>"),
+        ("Yes.</s>", "</s>"),
+        ("Yes.<end_of_turn>", "<end_of_turn>"),
+    ],
+)
+def test_where_nobody_knows_what_is_meant_nothing_is_cut_out_and_nothing_learned(
+    text: str, left: str
+) -> None:
+    own = judge(format={"kind": "regex", "pattern": "(?s).*", "keep": True})
+    found = own.classify(answer(text), ROW)
+    assert (found.kind, found.why) == ("wrong_format", f"{left} is left in it")
+    assert found.text in text
+    assert not own.keeps(found)
 
 
 def test_reasoning_of_the_server_and_of_the_text_are_both_kept() -> None:
@@ -406,6 +459,18 @@ def test_formats(rule: dict[str, Any], text: str, why: str) -> None:
     found = judge(format=rule).classify(answer(text), LABELLED)
     assert found.kind == ("wrong_format" if why else "accepted")
     assert why in found.why
+
+
+HALF = '{"reply": "\\ud83d that is a sentence of the English language"}'
+
+
+def test_half_a_surrogate_pair_in_json_is_no_crash_and_no_format() -> None:
+    found = judge(format={"kind": "json"}).classify(answer(HALF), ROW)
+    assert (found.kind, found.why) == ("wrong_format", HALF_PAIR)
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    keyed = judge(format={"kind": "json_schema", "json_schema": schema})
+    assert keyed.classify(answer('{"\\ud83d": "x"}'), ROW).why == HALF_PAIR
+    assert list(prose_parts(HALF)) == ["? that is a sentence of the English language"]
 
 
 def test_json_that_is_nested_too_deeply_is_none() -> None:
