@@ -14,6 +14,7 @@ from recipes.schema import FilePrompts, QuantizeRecipe, ReleaseRecipe
 from registry.errors import Problem
 from tasks.engines.fixed_rates import requests_of
 from tasks.hardware import known_price
+from tasks.quantization import held_out_count
 
 
 def mismatches(
@@ -64,11 +65,14 @@ def mismatches(
         ),
         default=0,
     )
-    if release.prompts.sizes["calibration"] < needed:
+    given = release.prompts.sizes["calibration"]
+    kept_apart = held_out_count(given)
+    if needed and given - kept_apart < needed:
         problems.append(
             Problem(
                 f"release {release.model}: prompts.sizes.calibration",
-                f"is {release.prompts.sizes['calibration']}, a quantize recipe asks {needed}",
+                f"is {given}, of which {kept_apart} judge the quantized model: {given - kept_apart} "
+                f"are left, a quantize recipe asks {needed}",
                 "raise it well above, since some answers of the teacher may be set aside",
             )
         )

@@ -119,12 +119,17 @@ def calibration_texts(stage: Stage, calibration: CalibrationSet) -> list[dict[st
     return [_conversation(row, row["messages"]) for row in rows[: calibration.samples]]
 
 
+def held_out_count(answers: int) -> int:
+    """How many of so many answers are held out."""
+    return min(HELD_OUT, answers // 4)
+
+
 def held_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last `HELD_OUT` answers, at most a quarter of all; the same for every recipe.
 
     Raises `StageFailed` for fewer than four answers.
     """
-    count = min(HELD_OUT, len(rows) // 4)
+    count = held_out_count(len(rows))
     if not count:
         raise StageFailed(
             Problem(
