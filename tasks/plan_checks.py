@@ -71,7 +71,7 @@ def mismatches(
         problems.append(
             Problem(
                 f"release {release.model}: prompts.sizes.calibration",
-                f"is {given}, of which {kept_apart} judge the quantized model: {given - kept_apart} "
+                f"is {given}; {kept_apart} of them judge the quantized model, {given - kept_apart} "
                 f"are left, a quantize recipe asks {needed}",
                 "raise it well above, since some answers of the teacher may be set aside",
             )
