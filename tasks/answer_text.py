@@ -30,7 +30,8 @@ def split_reasoning(text: str, tags: Sequence[tuple[str, str]]) -> tuple[str, st
     """
     reasoning = []
     for opening, closing in tags:
-        kept, at = [], 0
+        kept: list[str] = []
+        at = 0
         begin: re.Match[str] | None = None
         for mark, opens in _marks(text, opening, closing):
             if opens:

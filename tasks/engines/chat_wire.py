@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recipes.schema import Sampling
 
+SHOWN = 100
+"""Bytes that are shown of what is no answer."""
+
 
 class ChatRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,14 +49,23 @@ class ChatResult(BaseModel):
 class Unanswered(Exception):
     """This try brought no answer; the next one may.
 
-    `asked` is the server's Retry-After header; `overload` whether fewer requests at once may help.
+    `asked` is the server's Retry-After header; `overload` whether fewer requests at once may help;
+    `again` whether it makes sense to ask this server once more.
     """
 
-    def __init__(self, reason: str, asked: str | None = None, *, overload: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        asked: str | None = None,
+        *,
+        overload: bool = False,
+        again: bool = True,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.asked = asked
         self.overload = overload
+        self.again = again
 
 
 class Rejected(Exception):
@@ -67,12 +79,14 @@ def answer_in(request_id: str, response: httpx.Response, attempts: int) -> ChatR
     that used up the tokens, or a finish reason which tells why there is none.
     """
     try:
-        content = response.json()
+        content = json_of(response)
     except ValueError:
-        raise Unanswered("HTTP 200, but the answer is not JSON") from None
+        begin = response.content[:SHOWN].decode("utf-8", "replace").strip()
+        raise Unanswered(f"HTTP 200, but the answer is not JSON: {begin!r}") from None
     choices = content.get("choices") if isinstance(content, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise Unanswered("HTTP 200, but the answer has no choices")
+        # Gateways put what went wrong behind them into a 200.
+        raise Unanswered(f"HTTP 200, but the answer has no choices: {error_in(response)}")
     message = choices[0].get("message")
     said = _said_in(message if isinstance(message, Mapping) else {})
     finish_reason = choices[0].get("finish_reason")
@@ -95,6 +109,30 @@ def answer_in(request_id: str, response: httpx.Response, attempts: int) -> ChatR
     )
 
 
+def json_of(response: httpx.Response) -> Any:
+    """What a response holds. Raises `ValueError` where that is no JSON, or nested too deeply."""
+    try:
+        return response.json()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def error_in(response: httpx.Response) -> str:
+    """The server's own message, from whichever field it uses."""
+    message: Any = response.text
+    try:
+        content = json_of(response)
+    except ValueError:
+        content = None
+    if isinstance(content, Mapping):
+        error = content.get("error", content)
+        if isinstance(error, Mapping):
+            error = error.get("message") or error.get("detail")
+        message = error or message
+    text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+    return text.strip()
+
+
 def _said_in(message: Mapping[str, Any]) -> dict[str, Any]:
     """`text` (None where there is no content), `reasoning`, `refusal` and `tool_calls`."""
 
@@ -104,13 +142,28 @@ def _said_in(message: Mapping[str, Any]) -> dict[str, Any]:
 
     content, calls = message.get("content"), message.get("tool_calls")
     calls = calls if isinstance(calls, list) else []
+    thought = ""
+    if isinstance(content, list):
+        # Mistral sends the answer of a reasoning model in parts.
+        thought = _text_in(content, "thinking")
+        content = _text_in(content, "text") or None
     return {
         "text": content if isinstance(content, str) else None,
         # vLLM 0.32 calls it `reasoning`; older servers and others `reasoning_content`.
-        "reasoning": text_of("reasoning", "reasoning_content"),
+        "reasoning": text_of("reasoning", "reasoning_content") or thought,
         "refusal": text_of("refusal"),
         "tool_calls": [call for call in calls if isinstance(call, dict)],
     }
+
+
+def _text_in(parts: list[Any], kind: str) -> str:
+    """The text of all parts of one kind; a part's text may be a list of parts itself."""
+    found = (part.get(kind) for part in parts if isinstance(part, Mapping))
+    return "".join(
+        _text_in(text, "text") if isinstance(text, list) else text
+        for text in found
+        if isinstance(text, str | list)
+    )
 
 
 def _is_unicode(text: object) -> TypeGuard[str]:
@@ -125,7 +178,9 @@ def _is_unicode(text: object) -> TypeGuard[str]:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
 
 
 def seconds_asked(header: str | None, now: datetime) -> float | None:

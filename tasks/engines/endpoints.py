@@ -49,6 +49,13 @@ class Endpoint(BaseModel):
             raise ValueError("must start with http:// or https:// and name a host")
         return url
 
+    @field_validator("api_key")
+    @classmethod
+    def _as_a_header_holds_it(cls, key: SecretStr) -> SecretStr:
+        """Without spaces and control characters: a key that was read from a file ends with one."""
+        seen = (char for char in key.get_secret_value() if char.isprintable() and char != " ")
+        return SecretStr("".join(seen))
+
     @property
     def chat_url(self) -> str:
         base = self.url.rstrip("/").removesuffix("/chat/completions")
@@ -72,13 +79,13 @@ class Replica:
     said_at: datetime = _EVER
     """When the log last told of a smaller window; `_EVER` where it has its full one."""
     url: httpx.URL = field(init=False)
-    headers: dict[str, str] = field(init=False)
+    headers: dict[bytes, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         # Read once, not with every request.
         self.url = httpx.URL(self.endpoint.chat_url)
         key = self.endpoint.api_key.get_secret_value()
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
 
     def free(self, now: datetime) -> bool:
         return self.rests_until <= now and not (self.failures and self.open)

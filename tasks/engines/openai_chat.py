@@ -4,8 +4,9 @@ Every request ends in one of three states:
 
 * `done`: answered.
 * `rejected`: the server said that this request is wrong; asking again would not help.
-* `pending`: not answered and not wrong (rate limit, outage, unreadable answer). A later run asks
-  again. A pending request is never an empty answer.
+* `pending`: not answered and not wrong (rate limit, outage, unreadable answer; a key, a model or a
+  URL that the server does not take). A later run asks again. A pending request is never an empty
+  answer.
 
 Nothing is raised for what a server does; the reason stands in the result. Sampling is sent with
 every request: a server's own defaults are never relied on.
@@ -14,9 +15,8 @@ every request: a server's own defaults are never relied on.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,7 @@ from tasks.engines.chat_wire import (
     Rejected,
     Unanswered,
     answer_in,
+    error_in,
     seconds_asked,
 )
 from tasks.engines.endpoints import Endpoint, Replica, Replicas
@@ -47,6 +48,11 @@ many wait, no new row is begun: a server in trouble gets no new load."""
 OVERLOADED = frozenset({408, 429, 502, 503, 504, 529})
 """Statuses that say: less at once. 502 and 504 are a proxy's words for a server that is late, 529
 is Anthropic's for overload."""
+
+NO_FAULT_OF_THE_ROW = frozenset({401, 402, 404, 405})
+"""Statuses that say that key, account, model or URL are wrong, as redirections do: every other row
+would be refused alike, so the row is pending, and the caller ends where it is an outage. A 403 may
+be one row's, which a provider's filter refuses."""
 
 LONGEST_REASON = 500
 """Characters of a server's message that are kept."""
@@ -220,6 +226,8 @@ class Asker:
             asked = seconds_asked(refused.asked, self._clock())
             overload = refused.reason if refused.overload else ""
             self.replicas.failed(replica, number, asked, overload=overload)
+            if not refused.again:
+                return pending
             # Where another endpoint is free, nobody has to wait for the one that failed.
             elsewhere = self.replicas.other_free(replica)
             if not elsewhere and asked is not None and asked > self._max_retry_wait:
@@ -277,30 +285,25 @@ class Asker:
             reason = _clean(f"{type(error).__name__}: {error}", replica)
             raise Unanswered(reason, overload=True) from None
         status = response.status_code
-        # Of several endpoints one may have another key or lack the model: no fault of the row.
-        elsewhere = len(self.replicas) > 1 and status in (401, 403, 404)
-        if status in (408, 409, 429) or status >= 500 or elsewhere:
+        several = len(self.replicas) > 1
+        if status in (408, 409, 429) or status >= 500 or (several and status == 403):
             asked = response.headers.get("retry-after")
             raise Unanswered(_said(response, replica), asked, overload=status in OVERLOADED)
+        if status in NO_FAULT_OF_THE_ROW or (status < 400 and status != 200):
+            # Of several endpoints another one may have the model, or take the key.
+            raise Unanswered(_said(response, replica), again=several)
         if status != 200:
             raise Rejected(_said(response, replica))
-        return answer_in(request.id, response, attempt)
+        try:
+            return answer_in(request.id, response, attempt)
+        except Unanswered as nothing:
+            raise Unanswered(_clean(nothing.reason, replica)) from None
 
 
 def _said(response: httpx.Response, replica: Replica) -> str:
-    """Status and the server's own message, from whichever field it uses."""
-    message: Any = response.text
-    try:
-        content = response.json()
-    except ValueError:
-        content = None
-    if isinstance(content, Mapping):
-        error = content.get("error", content)
-        if isinstance(error, Mapping):
-            error = error.get("message") or error.get("detail")
-        message = error or message
-    text = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
-    return _clean(f"HTTP {response.status_code}: {text.strip()}".removesuffix(": "), replica)
+    """Status and the server's own message."""
+    reason = f"HTTP {response.status_code}: {error_in(response)}".removesuffix(": ")
+    return _clean(reason, replica)
 
 
 def _clean(text: str, replica: Replica) -> str:

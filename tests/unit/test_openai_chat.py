@@ -205,7 +205,16 @@ def test_gives_up_after_eight_requests_and_stays_pending(ask: Ask, status: int) 
     assert waits == sorted(waits)
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 413, 422])
+@pytest.mark.parametrize("status", [301, 401, 402, 404, 405])
+def test_what_is_no_fault_of_the_row_leaves_it_pending_after_one_request(
+    ask: Ask, status: int
+) -> None:
+    results, server = ask({"r": [{"status": status, "text": "no"}]})
+    assert (results["r"].state, len(server.asked_at["r"])) == ("pending", 1)
+    assert results["r"].reason == f"HTTP {status}: no"
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422])
 def test_a_wrong_request_is_rejected_at_once(ask: Ask, status: int) -> None:
     results, server = ask({"r": [{"status": status, "text": "no"}]})
     assert (results["r"].state, len(server.asked_at["r"])) == ("rejected", 1)
@@ -224,6 +233,11 @@ def test_a_wrong_request_is_rejected_at_once(ask: Ask, status: int) -> None:
         httpx.Response(200, json={"choices": [{"finish_reason": "stop"}]}),
         httpx.Response(200, json=completion(None)),
         httpx.Response(200, json={"error": {"message": "overloaded"}}),
+        httpx.Response(200, json=completion([{"type": "image"}])),
+        httpx.Response(200, content=b""),
+        httpx.Response(200, content=b"[" * 100_000),
+        httpx.Response(200, content=b'{"choices": [{"message": {"con'),
+        httpx.Response(200, content=json.dumps(completion("x")).encode("utf-8")[:-2] + b"\xe9}"),
     ],
 )
 def test_broken_answers_are_asked_again_and_never_taken_for_empty_ones(
@@ -247,6 +261,43 @@ def test_keeps_what_the_server_says_about_the_answer(ask: Ask) -> None:
     assert results["unsaid"].prompt_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (httpx.Response(200, json={"error": {"message": f"{KEY} is out of credit"}}),
+         "HTTP 200, but the answer has no choices: *** is out of credit"),
+        (httpx.Response(200, text="<html>Sign in</html>"),
+         "HTTP 200, but the answer is not JSON: '<html>Sign in</html>'"),
+        (httpx.Response(200, text='data: {"choices": []}\n\n'),
+         "HTTP 200, but the answer is not JSON: 'data: "),
+    ],
+)  # fmt: skip
+def test_a_200_that_is_no_answer_says_what_it_is(
+    ask: Ask, reply: httpx.Response, reason: str
+) -> None:
+    results, _ = ask({"r": [reply] * 8}, api_key=KEY)
+    assert results["r"].reason.startswith(reason)
+
+
+def test_an_error_that_is_nested_too_deeply_is_a_reason_like_any_other(ask: Ask) -> None:
+    results, _ = ask({"r": [httpx.Response(400, content=b"[" * 100_000)]})
+    assert (results["r"].state, results["r"].reason[:11]) == ("rejected", "HTTP 400: [")
+
+
+@pytest.mark.parametrize("counted", [-5, float("nan"), "31", True, None])
+def test_a_number_of_tokens_that_is_none_counts_as_not_said(ask: Ask, counted: Any) -> None:
+    body = completion("x") | {"usage": {"prompt_tokens": counted, "completion_tokens": 3}}
+    results, _ = ask({"r": [httpx.Response(200, content=json.dumps(body).encode())]})
+    assert (results["r"].prompt_tokens, results["r"].completion_tokens) == (None, 3)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_an_answer_in_another_unicode_encoding_is_read(ask: Ask, encoding: str) -> None:
+    text = json.dumps(completion("您好 é"), ensure_ascii=False)
+    results, _ = ask({"r": [httpx.Response(200, content=text.encode(encoding))]})
+    assert results["r"].text == "您好 é"
+
+
 CALL = {"id": "c1", "type": "function", "function": {"name": "track", "arguments": '{"no":7}'}}
 
 
@@ -265,6 +316,9 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "track", "arguments
         ({"content": None, "refusal": "I cannot."}, "stop", {"refusal": "I cannot."}),
         ({"content": None}, "content_filter", {}),
         ({"content": None}, "length", {}),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "2 and 2"}]},
+                      {"type": "text", "text": "4"}]}, "stop",
+         {"text": "4", "reasoning": "2 and 2"}),
     ],
 )  # fmt: skip
 def test_what_was_said_apart_from_the_content_is_kept(
@@ -331,6 +385,17 @@ def test_the_key_is_sent_and_shown_nowhere(ask: Ask) -> None:
     assert "Incorrect API key provided: ***" in results["r"].reason
     endpoint = Endpoint(url="http://t", model="m", api_key=SecretStr(KEY))
     assert KEY not in repr(endpoint) + str(endpoint) + endpoint.model_dump_json()
+
+
+@pytest.mark.parametrize("written", [f"{KEY}\n", f"{KEY}\r\n", f" {KEY}", f"\ufeff{KEY}\x00"])
+def test_a_key_with_the_end_of_a_line_is_the_key(ask: Ask, written: str) -> None:
+    _, server = ask({"r": [{"status": 200, "text": "R"}]}, api_key=written)
+    assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_key_that_is_not_ascii_is_for_the_server_to_refuse(ask: Ask) -> None:
+    _, server = ask({"r": [{"status": 200, "text": "R"}]}, api_key="schlüssel")
+    assert dict(server.requests[0].headers.raw)[b"Authorization"] == "Bearer schlüssel".encode()
 
 
 @pytest.mark.parametrize(

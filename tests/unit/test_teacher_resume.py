@@ -117,13 +117,30 @@ def test_an_outage_stops_the_asking_and_keeps_what_is_there() -> None:
         assert len(teacher.asked) == 180
 
 
+@pytest.mark.parametrize("status", [401, 402, 404])
+def test_a_key_that_is_no_longer_taken_stops_the_asking_and_rejects_no_row(status: int) -> None:
+    """Half of the rows are allowed to be rejected: these must not be among them."""
+    expired = True
+    teacher = Teacher(
+        status=lambda prompt: status if expired and int(prompt.removeprefix("问 p")) >= 120 else 200
+    )
+    with teaching(teacher) as url:
+        with pytest.raises(InfrastructureError, match=rf"80 of 200 .*; p12\d: HTTP {status}: no"):
+            run(recipe_for(url), 200)
+        assert teacher.asked.total() < 160, "not all of them"
+        expired = False
+        teacher.asked.clear()
+        assert run(recipe_for(url), 200).summary["answers"] == {"accepted": 180, "length": 20}
+        assert teacher.asked.total() == 80
+
+
 def test_a_rejected_row_is_asked_again_by_the_next_run() -> None:
-    wrong_key = True
-    teacher = Teacher(status=lambda prompt: 401 if wrong_key else 200)
+    wrong_model = True
+    teacher = Teacher(status=lambda prompt: 400 if wrong_model else 200)
     with teaching(teacher) as url:
         with pytest.raises(StageFailed, match="no answer was usable"):
             run(recipe_for(url), 20)
-        wrong_key = False
+        wrong_model = False
         assert run(recipe_for(url), 20).summary["answers"] == {"accepted": 18, "length": 2}
 
 
