@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tasks.strict_json import strict_loads
+
 ROLES = ("system", "user", "assistant", "tool")
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -35,10 +37,16 @@ def messages_in(value: Any, name: str) -> list[dict[str, Any]]:
 
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
+    unanswered: list[str] = []
     for at, one in enumerate(found):
         if not isinstance(one, Mapping):
             raise bad(at, f"is {kind_of(one)}, not an object")
-        message = {key: field for key, field in one.items() if field is not None}
+        # What a tool dumped that a message has not: null, and OpenAI's `annotations: []`.
+        message = {
+            key: field
+            for key, field in one.items()
+            if field is not None and (field != [] or key in _FIELDS)
+        }
         role = message.get("role")
         if role not in ROLES:
             said = f"has role {role!r}" if role is not None else "has no role"
@@ -46,11 +54,20 @@ def messages_in(value: Any, name: str) -> list[dict[str, Any]]:
         if odd := sorted(set(message) - set(_FIELDS)):
             raise bad(at, f"has a field {odd[0]!r}; known are {', '.join(_FIELDS)}")
         try:
-            messages.append(_message(message, calls))
+            made = _message(message, calls)
         except ValueError as error:
             raise bad(at, str(error)) from None
+        if role == "tool" and made["tool_call_id"] in unanswered:
+            unanswered.remove(made["tool_call_id"])
+        elif role != "tool" and unanswered:
+            raise bad(at, f"comes before call {unanswered[0]!r} is answered")
+        unanswered += [call["id"] for call in made.get("tool_calls", [])]
+        messages.append(made)
     if not any(one["role"] == "user" for one in messages):
         raise Malformed(f"{name} is no conversation", f"{name} has no user message")
+    if unanswered and messages[-1]["role"] == "tool":
+        what = f"{name} ends before call {unanswered[0]!r} is answered"
+        raise Malformed(f"{name} is no conversation", what)
     if messages[-1]["role"] not in ("user", "tool"):
         what = f"ends with a message of role {messages[-1]['role']!r}: nothing is asked"
         raise Malformed(f"{name} does not end with a question", f"{name} {what}")
@@ -97,7 +114,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def kind_of(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
-    return "missing" if value is None else names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number", bytes: "bytes"}
+    return "missing" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
 # -- parts -----------------------------------------------------------------------------------
@@ -110,7 +128,7 @@ def _listed(value: Any, name: str, what: str) -> list[Any]:
         if not value.strip():
             raise Malformed(f"{name} is empty", f"{name} is empty")
         try:
-            value = json.loads(value)
+            value = strict_loads(value)
         except (ValueError, RecursionError) as error:
             raise Malformed(kind, f"{name} is a text, but not JSON: {error}") from None
     if not isinstance(value, list):
@@ -181,7 +199,7 @@ def _call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, Mapping):
         arguments = json.dumps(dict(arguments), ensure_ascii=False)
     try:
-        good = isinstance(json.loads(arguments or "{}"), dict)
+        good = isinstance(strict_loads(arguments or "{}"), dict)
     except (TypeError, ValueError, RecursionError):
         good = False
     if not good:

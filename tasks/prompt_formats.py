@@ -26,7 +26,7 @@ from tasks.rejects import Reject, begin_of
 
 CHAT_URL = "/v1/chat/completions"
 
-_BATCH = {"custom_id", "body"}
+_BATCH = {"custom_id", "method", "url", "body"}
 _SAMPLE = {"doc", "doc_id", "arguments", "filtered_resps"}
 
 _SAID_ELSEWHERE = ("messages", "tools", "metadata")

@@ -8,6 +8,7 @@ it; a bad row refuses it too unless the recipe allows a share of them (`rejects.
 from __future__ import annotations
 
 import json
+import unicodedata
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -105,12 +106,16 @@ def _records(
     ]
     if absent:
         known = sorted(set().union(*(row.columns for row in rows)))
-        raise UserError.at(
-            path,
-            f"no column {', '.join(map(repr, absent))}; it has {', '.join(known)}",
+        # Spaces round a name are to be seen; ordinary names are easier to read without quotes.
+        spelled = [name if name == name.strip() and name else repr(name) for name in known]
+        remedy = (
             "set prompts.mapping.prompt or .messages (and id, segment, reference) to the file's "
-            "columns",
+            "columns"
         )
+        if len(known) == 1 and path.suffix.lower() == ".csv" and set(known[0]) & set(";\t|"):
+            remedy = "save it with commas between the columns"
+        missing = ", ".join(map(repr, dict.fromkeys(absent)))
+        raise UserError.at(path, f"no column {missing}; it has {', '.join(spelled)}", remedy)
     bad_lines = [reject.line for reject in table.rejects]
     records, rejects = [], []
     for number, row in enumerate(rows, start=1):
@@ -155,25 +160,34 @@ def _record(row: Row, number: int, mapping: ColumnMapping, filled: bool) -> dict
 
     asked = _asked(value, mapping, filled)
     identity = value(mapping.id) if mapping.id else f"row-{number}"
-    if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
+    if isinstance(identity, float):
+        raise _bad(mapping.id, "is a number with a fraction, not a text or a whole number")
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
         raise _bad(mapping.id, f"is {kind_of(identity)}, not a text")
+    if _is_blank(identity):
+        raise _bad(mapping.id, "is empty")
     segment = value(mapping.segment) if mapping.segment else "all"
     reference = value(mapping.reference)
     conversation = value(mapping.conversation)
     for name, one in ((mapping.segment, segment), (mapping.conversation, conversation)):
         if isinstance(one, dict | list):
             raise _bad(name, f"is {kind_of(one)}, not a text")
-    if mapping.reference and reference in (None, "", {}, []):
+    if mapping.reference and (reference in ({}, []) or _is_blank(reference)):
         raise _bad(mapping.reference, "is empty: no right answer")
     if isinstance(reference, list):
         raise _bad(mapping.reference, "is a list, not a text or an object")
-    if mapping.conversation and conversation in (None, ""):
+    if mapping.conversation and _is_blank(conversation):
         raise _bad(mapping.conversation, "is empty")
-    if not all(map(_is_json_text, (identity, segment, reference, conversation))):
-        raise _bad("id, segment, reference or conversation", "is no plain JSON value")
+    for name, one in (
+        (mapping.id, identity),
+        (mapping.segment, segment),
+        (mapping.reference, reference),
+        (mapping.conversation, conversation),
+    ):
+        _check_texts(one, str(name))
     record = {
         "id": str(identity),
-        "segment": str(segment) if segment not in (None, "") else "none",
+        "segment": "none" if _is_blank(segment) else str(segment),
         "prompt": asked.pop("prompt"),
         "reference": reference if isinstance(reference, dict) else _label(reference),
         **({"conversation": str(conversation)} if mapping.conversation else {}),
@@ -198,7 +212,7 @@ def _asked(value: Any, mapping: ColumnMapping, filled: bool) -> dict[str, Any]:
         system = value(mapping.system)
         if system is not None and not isinstance(system, str):
             raise _bad(mapping.system, f"is {kind_of(system)}, not a text")
-        if system and system.strip():
+        if system and not _is_blank(system):
             _check_texts(system, mapping.system)
             asked = with_system(asked, system)
     if mapping.tools is not None:
@@ -211,7 +225,7 @@ def _asked(value: Any, mapping: ColumnMapping, filled: bool) -> dict[str, Any]:
 def _prompt(prompt: Any, name: str) -> str:
     if not isinstance(prompt, str):
         raise _bad(name, f"is {kind_of(prompt)}, not a text")
-    if not prompt.strip():
+    if _is_blank(prompt):
         raise _bad(name, "is empty")
     _check_texts(prompt, name)
     return prompt
@@ -226,6 +240,13 @@ def _check_texts(value: Any, name: str) -> None:
         raise _bad(name, "holds a lone surrogate or NUL")
     if not _is_json_text(value):
         raise _bad(name, "is no plain JSON value")
+
+
+def _is_blank(value: Any) -> bool:
+    """None, and a text of white space and of characters that nobody sees (U+200B, marks)."""
+    if not isinstance(value, str):
+        return value is None
+    return all(char.isspace() or unicodedata.category(char) in ("Cf", "Cc") for char in value)
 
 
 def _bad(name: object, what: str) -> Malformed:

@@ -18,6 +18,7 @@ from registry.errors import Problem, UserError
 from tasks.conversations import user_text, with_prompt
 from tasks.near_duplicates import clusters
 from tasks.prompt_files import PARTS
+from tasks.prompt_template import filled
 
 Row = Mapping[str, Any]
 
@@ -216,7 +217,7 @@ def apply_template(
         {
             **with_prompt(
                 record,
-                template.replace("{labels}", listed).replace("{prompt}", record["prompt"]),
+                filled(template, record["prompt"], listed),
             ),
             "reference": {**record["reference"], "labels": list(labels)}
             if record["reference"]

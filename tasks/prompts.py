@@ -26,7 +26,7 @@ from tasks.conversations import with_system
 from tasks.progress import LOG
 from tasks.prompt_files import PARTS, write_jsonl
 from tasks.prompt_formats import read_formatted
-from tasks.prompt_records import all_records, sift
+from tasks.prompt_records import all_records, sift, used_mapping
 from tasks.prompt_report import write_report
 from tasks.prompt_split import Split, apply_template, check_enough, labels_of, split
 from tasks.prompt_tables import Table, digest_of_rows
@@ -243,8 +243,9 @@ def records_by_file(
     for name, one in files.items():
         records = _of_segments(one.records, recipe, str(_path(recipe, name)))
         check_enough(records, _sizes(recipe, name), str(_path(recipe, name)))
+        numbered = used_mapping(one.table, recipe.mapping).id is None
         for record in records:
-            if name and recipe.mapping.id is None and record["id"].startswith("row-"):
+            if name and numbered:
                 # Every file counts its rows from one.
                 record["id"] = f"{name}-{record['id']}"
             if record["id"] in holder:

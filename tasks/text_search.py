@@ -1,7 +1,8 @@
 """Files that hold the text of prompts, beside the artifacts: logs, reports, copies in MLflow.
 
 Rows of the store are found by id. Everything else that this machine keeps as text is searched for
-the text itself, as it is, and as JSON and HTML spell it.
+the text itself, as it is, as JSON and HTML spell it, and as our reports do. The text is what the
+person wrote, without the recipe's template: that begins every prompt with the same words.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from registry.artifacts import Manifest
 from registry.lineage import PROMPTS, Lineage
 from registry.settings import settings
+from registry.store import MANIFEST
 from tasks.prompt_rows import prompts_at
+from tasks.prompt_template import taken_out
 from tasks.reach import Found
 
 FEWEST_CHARACTERS = 12
@@ -27,6 +31,12 @@ MOST_WORK = 2 << 30
 """Bytes times texts: about a second."""
 
 _FOLDERS = ("logs", "reports", "mlartifacts", "bench")
+_OF_STORE = (
+    # Manifests and data cards keep a few sample answers with their prompts, the reports of the
+    # prompts those that parts have in common, and rows that were left out.
+    *("[!.]*/*/manifest.json", "teacher_data/*/files/data_card.*", "[!.]*/*/files/report.*"),
+    *("prompts/*/files/disjointness.json", "prompts/*/files/rejects.jsonl"),
+)
 _TEXTS = {".json", ".jsonl", ".log", ".html", ".md", ".txt", ".csv"}
 
 
@@ -39,11 +49,17 @@ def search_texts(
         for node in store.ordered()[::-1]
         for name, holds in _row_files(node.kind, found.get(node.digest, {}))
     ]
-    prompts = {text for text in _prompts(store, found) if len(text) >= FEWEST_CHARACTERS}
+    every = set(_prompts(store, found))
+    prompts = {text for text in every if len(text) >= FEWEST_CHARACTERS}
     unseen = [
         "databases, and copies of the prompts outside of PILOTAGE_HOME, were not searched"
         + (", nor were MLflow's artifacts" if settings().mlflow_uri else "")
     ]
+    if short := len(every) - len(prompts):
+        unseen.append(
+            f"logs and reports were not searched for {short} texts of fewer than "
+            f"{FEWEST_CHARACTERS} characters, which stand everywhere"
+        )
     if not prompts:
         return texts, unseen
     files, large = _files()
@@ -87,10 +103,21 @@ def _row_files(kind: str, rows: Found) -> Iterator[tuple[str, str]]:
 
 def _prompts(store: Lineage, found: Mapping[str, Found]) -> Iterator[str]:
     for node in store.of_kind(PROMPTS):
-        folder = settings().store_dir / node.kind / node.key / "files"
+        above = settings().store_dir / node.kind / node.key
+        folder, template = above / "files", _template(above)
         for part, places in found.get(node.digest, {}).items():
             if places:
-                yield from prompts_at(folder / f"{part}.jsonl", set(places.values()))
+                for text in prompts_at(folder / f"{part}.jsonl", set(places.values())):
+                    yield taken_out(template, text).strip()
+
+
+def _template(folder: Path) -> str:
+    """The recipe's template that prompts of the store were put into."""
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        return str(Manifest.model_validate_json(text).config["prompts"]["template"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "{prompt}"
 
 
 def _files() -> tuple[list[tuple[Path, int]], list[str]]:
@@ -114,19 +141,23 @@ def _candidates() -> Iterator[Path]:
         for path in sorted((home / folder).rglob("*")):
             if path.suffix in _TEXTS and path.is_file():
                 yield path
-    # Manifests and data cards keep a few sample answers with their prompts.
-    for pattern in ("[!.]*/*/manifest.json", "teacher_data/*/files/data_card.*"):
+    for pattern in _OF_STORE:
         yield from sorted(settings().store_dir.glob(pattern))
 
 
 def _spellings(text: str) -> Collection[bytes]:
-    """A text as it stands in plain files, in JSON and in HTML."""
-    forms = {
-        text,
-        json.dumps(text, ensure_ascii=False)[1:-1],
-        json.dumps(text)[1:-1],
-        html.escape(text),
-        # As the report's template spells quotes.
-        html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
-    }
+    """A text as it stands in plain files, in JSON, in HTML and in our Markdown."""
+    # Reports show a text in one line.
+    line = " ".join(text.split())
+    forms = {line.replace("|", "\\|").replace("`", "'")}
+    for one in (text, line):
+        escaped = html.escape(one)
+        forms |= {
+            one,
+            json.dumps(one, ensure_ascii=False)[1:-1],
+            json.dumps(one)[1:-1],
+            escaped,
+            # As the report's template spells quotes.
+            escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
+        }
     return {form.encode("utf-8") for form in forms}

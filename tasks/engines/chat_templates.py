@@ -50,7 +50,8 @@ def template_problems(folder: Path, rows: Iterable[Row]) -> list[Problem]:
     seen: set[Any] = set()
     for row in rows:
         messages, tools = messages_of(row), tools_of(row)
-        shape = (bool(tools), *((one["role"], bool(one.get("tool_calls"))) for one in messages))
+        calls = [len(one.get("tool_calls") or []) for one in messages]
+        shape = (bool(tools), *zip((one["role"] for one in messages), calls, strict=True))
         if shape in seen:
             continue
         seen.add(shape)
@@ -71,8 +72,9 @@ def renderer(folder: Path) -> Render:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError.at(folder, f"has no tokenizer: {error}", "name a model's folder") from None
+    except Exception as error:  # of a broken file, whatever the libraries stumble over
+        why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+        raise UserError.at(folder, f"has no tokenizer: {why}", "name a model's folder") from None
 
     if not tokenizer.chat_template:
         raise UserError.at(folder, "has no chat template", "put its chat_template.jinja there")
@@ -109,13 +111,18 @@ def not_shown(render: Render, messages: list[dict[str, Any]], tools: list[dict[s
 
 
 def _changed(message: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """The message with another text, and with other calls, where it has them."""
+    """The message with another text, then with another name or argument of each of its calls."""
     if message["content"]:
         yield {**message, "content": message["content"] + MORE}
-    calls = message.get("tool_calls")
-    if calls:
-        function = {**calls[0]["function"], "name": calls[0]["function"]["name"] + "_other"}
-        yield {**message, "tool_calls": [{**calls[0], "function": function}, *calls[1:]]}
+    calls = message.get("tool_calls") or []
+    for at, call in enumerate(calls):
+        function = call["function"]
+        for other in (
+            {"name": function["name"] + "_other"},
+            {"arguments": {**function["arguments"], "other": MORE}},
+        ):
+            changed = {**call, "function": {**function, **other}}
+            yield {**message, "tool_calls": [*calls[:at], changed, *calls[at + 1 :]]}
 
 
 if __name__ == "__main__":

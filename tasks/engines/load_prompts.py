@@ -24,6 +24,8 @@ from registry.errors import Problem, UserError
 from registry.whole_files import write_whole
 from tasks.chat_rows import Malformed, messages_in, tools_in
 from tasks.conversations import messages_of
+from tasks.rejects import is_unicode, refuse
+from tasks.strict_json import strict_loads
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -167,6 +169,7 @@ def read_prompts(path: Path) -> list[Row]:
     Raises `UserError` naming bad lines.
     """
     rows: dict[str, Row] = {}
+    named: dict[str, tuple[int, str]] = {}
     problems: list[Problem] = []
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -177,12 +180,19 @@ def read_prompts(path: Path) -> list[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = strict_loads(line)
             chat: Row = {"messages": messages_in(messages_of(row), "messages")}
             if tools := tools_in(row.get("tools"), "tools"):
                 chat["tools"] = tools
             said = chat if tools else chat["messages"]
-            rows.setdefault(digest_of(said), {"id": str(row["id"]), **chat})
+            if not is_unicode(json.dumps(chat, ensure_ascii=False)):
+                raise Malformed("not Unicode", "a text holds a lone surrogate")
+            digest = digest_of(said)
+            # Requests are recorded by the id of their prompt.
+            first, other = named.setdefault(str(row["id"]), (number, digest))
+            if other != digest:
+                raise Malformed("an id twice", f"id {row['id']!r} is that of line {first} too")
+            rows.setdefault(digest, {"id": str(row["id"]), **chat})
         except (
             ValueError,
             LookupError,
@@ -191,16 +201,11 @@ def read_prompts(path: Path) -> list[Row]:
             RecursionError,
             Malformed,
         ) as error:
-            problems.append(
-                Problem(
-                    f"{path}:{number}",
-                    f"no id with prompt or messages: "
-                    f"{error if isinstance(error, Malformed) else repr(error)}",
-                    'e.g. {"id": "a", "prompt": "hello"}',
-                )
-            )
+            why = {"'id'": "no id", "'prompt'": "no prompt and no messages"}.get(str(error), error)
+            example = 'each line needs an id of its own, e.g. {"id": "a", "prompt": "hello"}'
+            problems.append(Problem(f"{path}:{number}", f"cannot be sent: {why}", example))
     if problems:
-        raise UserError(problems)
+        raise refuse(problems, path)
     return list(rows.values())
 
 

@@ -74,10 +74,9 @@ def send(serve, parser, job):  # type: ignore[no-untyped-def]
     raw_file.parent.mkdir(parents=True, exist_ok=True)
     prompts = raw_file.with_suffix(".jsonl")
     rows = job["rows"]
-    # The custom dataset reads the prompt as text for counting; what is sent are the messages.
+    # The custom dataset reads a text to count its tokens; what is sent are the messages.
     prompts.write_text(
-        "".join(json.dumps({"prompt": row["messages"][-1]["content"]}) + "\n" for row in rows),
-        encoding="utf-8",
+        "".join(json.dumps({"prompt": text_of(row)}) + "\n" for row in rows), encoding="utf-8"
     )
     sampling = job["sampling"]
     arguments = [
@@ -113,6 +112,11 @@ def send(serve, parser, job):  # type: ignore[no-untyped-def]
     prompts.unlink(missing_ok=True)
     lags.sort()
     return raw, 1000 * lags[int(0.99 * len(lags))] if lags else None
+
+
+def text_of(row):  # type: ignore[no-untyped-def]
+    """All texts of a row: their tokens are recorded where the server sends no usage."""
+    return "\n".join(one["content"] or "" for one in row["messages"])
 
 
 async def beating(sending):  # type: ignore[no-untyped-def]

@@ -36,6 +36,7 @@ def test_good_conversations_stay_what_they_are() -> None:
         [system, USER, {"role": "assistant", "content": "hi"}, USER],
         [USER, CALLS, RESULT],
         [USER, {**CALLS, "content": "Let me see."}, {**RESULT, "content": ""}, USER],
+        [USER, {**CALLS, "tool_calls": [CALL, OTHER]}, {**RESULT, "tool_call_id": "c2"}, RESULT],
         [{**USER, "name": "Ann"}],
     ):
         assert messages_in(messages, "m") == messages
@@ -49,7 +50,9 @@ def test_what_is_absent_and_what_is_null_are_one() -> None:
         {**RESULT, "name": None, "tool_calls": None},
     ]
     assert messages_in(filled, "m") == [USER, CALLS, RESULT]
-    answered = [USER, {"role": "assistant", "content": "hi", "tool_calls": []}, USER]
+    # As OpenAI's client dumps an answer.
+    dumped = {"role": "assistant", "content": "hi", "tool_calls": [], "annotations": []}
+    answered = [USER, {**dumped, "refusal": None, "audio": None}, USER]
     assert messages_in(answered, "m")[1] == {"role": "assistant", "content": "hi"}
 
 
@@ -60,6 +63,9 @@ def test_parts_of_text_are_joined_and_arguments_become_a_text() -> None:
     calls = messages_in([USER, {**CALLS, "tool_calls": [asked]}, RESULT], "m")[1]["tool_calls"]
     assert calls[0]["function"]["arguments"] == '{"order": "好"}'
 
+
+OTHER = {**CALL, "id": "c2"}
+NAN = '{"weight": NaN}'
 
 BAD: list[tuple[Any, str]] = [
     (None, "m is missing, not a list"),
@@ -98,6 +104,13 @@ BAD: list[tuple[Any, str]] = [
         [USER, {**CALLS, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}],
         r"m\[1\] arguments of 'f' are no JSON object",
     ),
+    (
+        [USER, {**CALLS, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": NAN}}]}],
+        r"m\[1\] arguments of 'f' are no JSON object",
+    ),
+    ('[{"role": "user", "content": "a", "content": "b"}]', "m is a text, but not JSON: the field"),
+    ([USER, {**CALLS, "tool_calls": [CALL, OTHER]}, RESULT], "m ends before call 'c2' is answered"),
+    ([USER, CALLS, USER], r"m\[2\] comes before call 'c1' is answered"),
     ([{"role": "system", "content": "x"}], "m has no user message"),
     ([USER, {"role": "assistant", "content": "hi"}], "m ends with a message of role 'assistant'"),
     ([USER, CALLS], "m ends with a message of role 'assistant': nothing is asked"),

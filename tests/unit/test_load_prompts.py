@@ -167,6 +167,24 @@ def test_a_file_with_odd_lines_is_a_users_error(tmp_path: Path) -> None:
         from_file(tmp_path / "nowhere.jsonl")
 
 
+def test_an_id_is_of_one_prompt_and_a_text_can_be_sent(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [("a", "one"), ("b", "one"), ("a", "one"), ("7", "two"), (7, "three"), ("c", "\ud83d")]
+    path.write_text("".join(json.dumps({"id": n, "prompt": p}) + "\n" for n, p in rows))
+    with pytest.raises(UserError) as error:
+        from_file(path)
+    assert [(one.where, one.what) for one in error.value.problems] == [
+        (f"{path}:5", "cannot be sent: id 7 is that of line 4 too"),
+        (f"{path}:6", "cannot be sent: a text holds a lone surrogate"),
+    ]
+    path.write_text("{}\n" * 50)
+    with pytest.raises(UserError) as error:
+        from_file(path)
+    assert len(error.value.problems) == 21
+    assert error.value.problems[0].what == "cannot be sent: no prompt and no messages"
+    assert error.value.problems[-1].what == "and 30 more bad rows"
+
+
 # -- scenarios -------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import Table
+from pyarrow.parquet import write_table
 
 from recipes.schema import ColumnMapping
 from registry.errors import UserError
@@ -114,10 +116,8 @@ def test_a_long_csv_field_is_a_field_and_a_bad_row_has_a_remedy(tmp_path: Path) 
 
 
 def test_parquet(tmp_path: Path) -> None:
-    import pandas
-
     path = tmp_path / "p.parquet"
-    pandas.DataFrame({"prompt": ["a", "b"], "id": [1, 2]}).to_parquet(path)
+    write_table(Table.from_pydict({"prompt": ["a", "b"], "id": [1, 2]}), path)
     assert [r["id"] for r in read_records(path, ColumnMapping(id="id"))] == ["1", "2"]
     path.write_text("not parquet")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
@@ -138,17 +138,14 @@ def test_nan_is_no_json_and_odd_columns_have_a_digest(tmp_path: Path) -> None:
     import datetime
     import decimal
 
-    import pandas
-
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "score": NaN}')
     with pytest.raises(UserError, match=r"p\.jsonl:1: not JSON: NaN is no JSON number"):
         read_rows(path)
     table = tmp_path / "p.parquet"
     moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
-    pandas.DataFrame(
-        {"prompt": ["a"], "at": [moment], "price": [decimal.Decimal("1.5")], "raw": [b"x"]}
-    ).to_parquet(table)
+    odd = {"prompt": ["a"], "at": [moment], "price": [decimal.Decimal("1.5")], "raw": [b"x"]}
+    write_table(Table.from_pydict(odd), table)
     assert len(digest_of_rows(read_rows(table))) == 64
 
 

@@ -125,8 +125,11 @@ def test_bad_lines_of_a_batch_are_named(tmp_path: Path) -> None:
 
 def test_a_file_is_what_the_recipe_says(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", [{"prompt": "x", "custom_id": 1, "body": "b"}])
+    assert records(path, ColumnMapping())[0]["prompt"] == "x", "no batch without method and url"
     with pytest.raises(UserError, match="method is None"):
-        records(path, ColumnMapping())
+        records(path, ColumnMapping(), form="openai_batch")
+    path = write(tmp_path / "b.jsonl", [{"prompt": "x", **batch_line(1)}])
+    assert records(path, ColumnMapping())[0]["id"] == "b1"
     assert records(path, ColumnMapping(), form="plain")[0]["prompt"] == "x"
     path = write(tmp_path / "q.jsonl", [{"prompt": "x"}])
     with pytest.raises(UserError, match="doc is missing, not an object"):
@@ -189,43 +192,8 @@ def test_an_item_that_stands_twice_in_samples_is_no_filter(tmp_path: Path) -> No
 # -- messages in columns ---------------------------------------------------------------------
 
 
-def test_the_same_conversation_from_every_kind_of_file(tmp_path: Path) -> None:
-    import datasets
-    import pandas
-
-    rows = [
-        {"name": "a", "turns": turns(1), "sys": "House rules.", "functions": TOOLS},
-        {"name": "b", "turns": [turns(2)[1]], "sys": None, "functions": None},
-    ]
-    texts = [
-        {**row, "turns": json.dumps(row["turns"]), "functions": json.dumps(row["functions"])}
-        for row in rows
-    ]
-    pandas.DataFrame(texts).to_csv(tmp_path / "p.csv", index=False)
-    write(tmp_path / "p.jsonl", rows)
-    pandas.DataFrame(rows).to_parquet(tmp_path / "p.parquet")
-    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "folder"))
-    mapping = ColumnMapping(messages="turns", system="sys", tools="functions", id="name")
-    wanted = [
-        {
-            "id": "a",
-            "segment": "all",
-            "prompt": "And when does it arrive? 1",
-            "reference": None,
-            "messages": [
-                {"role": "system", "content": "House rules.\n\nBe brief."},
-                *turns(1)[1:],
-            ],
-            "tools": TOOLS,
-        },
-        {"id": "b", "segment": "all", "prompt": "Where is FT2?", "reference": None},
-    ]
-    for name in ("p.csv", "p.jsonl", "p.parquet", "folder"):
-        assert records(tmp_path / name, mapping) == wanted, name
-
-
 def test_nulls_that_arrow_fills_in_are_no_part_of_a_tool(tmp_path: Path) -> None:
-    import pandas
+    import pyarrow.parquet
 
     def tool(name: str, **parameters: Any) -> dict[str, Any]:
         function = {"name": name, "parameters": {"type": "object", "properties": parameters}}
@@ -236,7 +204,7 @@ def test_nulls_that_arrow_fills_in_are_no_part_of_a_tool(tmp_path: Path) -> None
         [tool("b", count={"type": "integer", "minimum": 1}), tool("c", city={"enum": ["x"]})],
     ]
     rows = [{"prompt": f"p{n}", "tools": tools} for n, tools in enumerate(given)]
-    pandas.DataFrame(rows).to_parquet(tmp_path / "p.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     found = records(tmp_path / "p.parquet", ColumnMapping(tools="tools"))
     assert [row["tools"] for row in found] == given
 
@@ -278,42 +246,6 @@ def test_prompt_and_messages_are_not_both_named() -> None:
         ColumnMapping(prompt="text", messages="turns")
     with pytest.raises(ValidationError):
         recipe(Path("x"), system="")
-
-
-# -- datasets folders ------------------------------------------------------------------------
-
-
-def test_a_folder_with_splits_needs_one(tmp_path: Path) -> None:
-    import datasets
-
-    def dataset(name: str) -> Any:
-        # Formats and choices of columns of the one who saved it are not ours.
-        made = datasets.Dataset.from_list([{"prompt": f"{name} 好", "id": 1, "x": 0.5}])
-        return made.with_format("numpy", columns=["id"])
-
-    splits = datasets.DatasetDict({name: dataset(name) for name in ("train", "test")})
-    splits.save_to_disk(str(tmp_path / "both"))
-    dataset("one").save_to_disk(str(tmp_path / "one"))
-    found = records(tmp_path / "both", ColumnMapping(id="id"), split="test")
-    assert found == [{"id": "1", "segment": "all", "prompt": "test 好", "reference": None}]
-    assert records(tmp_path / "one", ColumnMapping())[0]["prompt"] == "one 好"
-    (tmp_path / "empty").mkdir()
-    for name, split, message in (
-        ("both", None, "no split is named; it has train, test"),
-        ("both", "dev", "no split 'dev'; it has train, test"),
-        ("both", "../one", r"no split '\.\./one'"),
-        ("one", "test", "is one dataset, it has no split 'test'"),
-        ("empty", None, "is no folder that `datasets` has saved"),
-    ):
-        with pytest.raises(UserError, match=message):
-            read_table(tmp_path / name, split)
-    (file,) = (tmp_path / "one").glob("*.arrow")
-    file.write_bytes(b"cut")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_table(tmp_path / "one")
-    (tmp_path / "p.csv").write_text("prompt\nx\n")
-    with pytest.raises(UserError, match="is a file, it has no split 'train'"):
-        read_table(tmp_path / "p.csv", "train")
 
 
 # -- the stage -------------------------------------------------------------------------------

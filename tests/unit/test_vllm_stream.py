@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.engines.vllm_bench_main import DONE, Stream
+from tasks.engines.vllm_bench_main import DONE, Stream, text_of
 
 Row = dict[str, Any]
 
@@ -117,3 +117,12 @@ def test_usage_beside_the_choices_is_handed_on_by_itself() -> None:
 def test_an_error_in_the_stream_is_handed_on() -> None:
     error = {"error": {"message": "EngineCore died"}}
     assert read(written("plain", [chunk("a"), error]))[1] == error
+
+
+def test_the_tokens_of_a_whole_conversation_are_counted() -> None:
+    messages = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "Wuhan"},
+    ]
+    assert text_of({"messages": messages}) == "Where is it?\n\nWuhan"

@@ -23,12 +23,19 @@ NO_SYSTEM = """
 DROPS_SYSTEM = """
 {%- for m in messages if m.role != "system" %}<{{ m.role }}>{{ m.content }}
 {%- endfor %}<assistant>"""
+ONE_CALL = WHOLE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+REFUSES_TWO = (
+    "{%- for m in messages if (m.tool_calls or []) | length > 1 %}"
+    '{{ raise_exception("one call at a time") }}{% endfor -%}' + WHOLE
+)
+NO_ARGUMENTS = WHOLE.replace("{{ call.function.arguments | tojson }}", "")
+LOST_CALLS = "leaves out the tool calls of message 2 (role 'assistant')"
 LAST_ONLY = "<{{ messages[-1].role }}>{{ messages[-1].content }}<assistant>"
 
 USER = {"role": "user", "content": "hello"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 FUNCTION = {"name": "track", "arguments": '{"order": "FT1"}'}
-CALLS = {
+CALLS: dict[str, Any] = {
     "role": "assistant",
     "content": None,
     "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}],
@@ -46,6 +53,16 @@ TURNS = {
 }
 WITH_TOOLS = {"id": "tools", "prompt": "hello", "tools": [TOOL]}
 CALLED = {**WITH_TOOLS, "id": "called", "messages": [USER, CALLS, RESULT]}
+TWICE = {
+    **WITH_TOOLS,
+    "id": "twice",
+    "messages": [
+        USER,
+        {**CALLS, "tool_calls": [{**CALLS["tool_calls"][0], "id": one} for one in "cd"]},
+        RESULT,
+        {**RESULT, "tool_call_id": "d"},
+    ],
+}
 ALL = [PLAIN, BRIEF, OTHER_BRIEF, TURNS, WITH_TOOLS, CALLED]
 
 
@@ -63,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
             {
                 "brief": "refuses messages of system, user: System role not supported",
                 "tools": "leaves out the tools",
-                "called": "leaves out the tool calls of message 2 (role 'assistant')",
+                "called": LOST_CALLS,
             },
         ),
         (
@@ -71,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
             {
                 "brief": "leaves out the text of message 1 (role 'system')",
                 "tools": "leaves out the tools",
-                "called": "leaves out the tool calls of message 2 (role 'assistant')",
+                "called": LOST_CALLS,
             },
         ),
         (
@@ -94,9 +111,44 @@ def test_what_a_template_does_not_show(folder: Path, template: str, found: dict[
     }
 
 
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (ONE_CALL, {"twice": LOST_CALLS}),
+        (REFUSES_TWO, {"twice": "refuses messages of user, assistant, tool and tools: one call"}),
+        (
+            NO_ARGUMENTS,
+            dict.fromkeys(
+                ("called", "twice"), "leaves out the tool calls of message 2 (role 'assistant')"
+            ),
+        ),
+    ],
+    ids=["one call", "refuses two", "no arguments"],
+)
+def test_every_call_and_its_arguments_are_looked_for(
+    folder: Path, template: str, found: dict[str, str]
+) -> None:
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    problems = template_problems(folder, [*ALL, TWICE])
+    assert {one.where.removeprefix("row ") for one in problems} == set(found)
+    for one in problems:
+        assert found[one.where.removeprefix("row ")] in one.what
+
+
 def test_a_folder_without_a_template_or_a_tokenizer(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no chat template"):
         template_problems(folder, ALL)
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="has no tokenizer"):
         template_problems(tmp_path / "none", ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", b"{}"), ("tokenizer.json", b"\xff"), ("tokenizer_config.json", b"[]")],
+)
+def test_a_broken_tokenizer_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / "chat_template.jinja").write_text(WHOLE, encoding="utf-8")
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match="has no tokenizer: "):
+        template_problems(folder, ALL)
