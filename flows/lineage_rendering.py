@@ -151,8 +151,9 @@ def _impact_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield "artifacts"
         for one in document["artifacts"]:
             title = f"{one['kind']} {one['label']}".strip()
+            rows = one["rows"] or one["evidence_rows"]
             yield (
-                f"  {one['role']:8}  {title:32} {one['digest'][:12]}  {_rows(one['rows'])}"
+                f"  {one['role']:8}  {title:32} {one['digest'][:12]}  {_rows(rows)}"
                 f"{_unsure(one)}  {one['where'] or 'gone from this store'}"
             )
         yield "versions"

@@ -162,15 +162,17 @@ def _sent(folder: Path, prompts: Path, load: Mapping[str, int]) -> dict[str, int
 
 def _artifact(node: Node, reach: Reach, store: Lineage) -> dict[str, Any]:
     here = node.id in store.nodes and not store.nodes[node.id].gone
-    names = sorted({name for places in reach.rows.values() for name in places})
+    held = (*reach.rows.values(), *reach.evidence.values())
+    names = sorted({name for places in held for name in places})
     return {
         "kind": node.kind,
         "label": node.label,
         "key": node.key,
         "digest": node.digest,
-        "role": reach.role,
+        "role": reach.role if reach.rows else "evidence",
         "prompts": len(names),
         "rows": _counts(reach.rows),
+        "evidence_rows": _counts(reach.evidence),
         "ids": names[:MOST_IDS],
         "sure": reach.sure,
         "where": _place(node) if here else "",

@@ -24,7 +24,7 @@ class Reach:
     role: str
     rows: Found = field(default_factory=dict)
     evidence: Found = field(default_factory=dict)
-    """Of a bundle: prompts that it was measured on."""
+    """Prompts that a bundle, or a quantized model, was measured on."""
     sure: bool = True
 
     @property
@@ -96,7 +96,10 @@ def _distill(case: _Case) -> Reach:
 
 
 def _quantize(case: _Case) -> Reach:
-    """Of the calibration rows the first `samples`."""
+    """Of the calibration rows the first `samples`; the last ones judged it and are in its report.
+
+    How many did is not in the lineage, so every row that it was not calibrated on counts.
+    """
     facts = case.node.facts
     part = "foreign" if facts.get("calibration.source") == "foreign" else "calibration"
     read = _only(case.of("calibration"), part)
@@ -105,7 +108,12 @@ def _quantize(case: _Case) -> Reach:
         read = _first(read, int(samples))
     elif read.reached:  # its own manifest is gone
         read = replace(read, sure=False)
-    return _joined("weights", case.of("student"), read)
+    judged = {
+        part: {name: place for name, place in places.items() if name not in read.rows.get(part, {})}
+        for part, places in _only(case.of("held_out"), "calibration").rows.items()
+    }
+    weights = _joined("weights", case.of("student"), read)
+    return replace(weights, evidence=_filled(judged))
 
 
 def _draft(case: _Case) -> Reach:
@@ -145,7 +153,8 @@ def _serving(case: _Case) -> Reach:
 def _bundle(case: _Case) -> Reach:
     weights = _joined("weights", case.of("target"), case.of("draft"))
     measured = [one for role, one in case.parents.items() if role.startswith("evidence.")]
-    seen = _joined("evidence", *measured)
+    target = case.of("target")
+    seen = _joined("evidence", Reach("evidence", target.evidence, sure=target.sure), *measured)
     return replace(weights, evidence=seen.rows, sure=weights.sure and seen.sure)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from registry.bundle import Bundle
-from registry.lineage import Edge, Lineage
+from registry.lineage import Edge, Lineage, Node
 from registry.tracking import asking_mlflow, pages
 from tasks.bundles import tracker
 from tasks.lineage import lineage_for
@@ -73,16 +74,20 @@ class VersionFiles(ModelFiles):
 
 
 def with_evidence(lineage: Lineage, evidence: Mapping[str, str], store: Lineage) -> Lineage:
-    """A bundle's lineage and the evidence, by kind its digest, where that is here."""
-    by_digest = {node.digest: node for node in store.nodes.values()}
+    """A bundle's lineage and the evidence, by kind its digest, where that is here.
+
+    The same content may have been made from several prompts: every one of them counts.
+    """
+    by_digest = defaultdict[str, list[Node]](list)
+    for node in store.nodes.values():
+        by_digest[node.digest].append(node)
     top = lineage.of_kind("bundle")[0]
     nodes, edges = dict(lineage.nodes), dict.fromkeys(lineage.edges)
     for kind, digest in evidence.items():
-        node = by_digest.get(digest)
-        if node is None:
-            continue
-        edges[Edge(child=top.id, role=f"evidence.{kind}", parent=node.id)] = None
-        below = store.below([node.id])
-        nodes = {**{name: store.nodes[name] for name in below}, **nodes}
-        edges |= {edge: None for edge in store.edges if edge.child in below}
+        for number, node in enumerate(by_digest[digest], start=1):
+            role = f"evidence.{kind}" if number == 1 else f"evidence.{kind}.{number}"
+            edges[Edge(child=top.id, role=role, parent=node.id)] = None
+            below = store.below([node.id])
+            nodes = {**{name: store.nodes[name] for name in below}, **nodes}
+            edges |= {edge: None for edge in store.edges if edge.child in below}
     return Lineage(nodes=nodes, edges=list(edges))

@@ -110,7 +110,7 @@ def stages_of(seed: int = 7) -> dict[str, Stage]:
                 "recipe": {"stage": {"GPTQModifier": {"scheme": "W8A8"}}},
                 "calibration": {"source": source, "samples": samples},
             },
-            parents={"student": student, "calibration": of},
+            parents={"student": student, "calibration": of, "held_out": data},
         )
 
     draft = Stage(

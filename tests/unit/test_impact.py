@@ -89,9 +89,19 @@ def test_an_answer_that_was_set_aside_reached_no_weights(made: Release) -> None:
 def test_calibration_reaches_the_first_samples_of_what_was_accepted(made: Release) -> None:
     # c1 was set aside, so c2 is the second row of two; c3 is the third.
     data = {"prompts wo.csv", "teacher_data"}
-    for name, beyond in (("c0", {"quantize w8a8"}), ("c2", {"quantize w8a8"}), ("c3", set())):
-        assert set(reached(name)) == data | beyond, name
+    for name, rows in (("c0", {"calibration": 1}), ("c2", {"calibration": 1}), ("c3", {})):
+        found = reached(name)
+        # Any of them may have judged the model that was calibrated on foreign text.
+        assert set(found) == data | {"quantize w8a8", "quantize w8a8_foreign"}, name
+        assert (found["quantize w8a8"], found["quantize w8a8_foreign"]) == (rows, {})
     assert set(reached("c1")) == data
+
+
+def test_an_answer_that_judged_a_quantized_model_is_in_its_report(made: Release) -> None:
+    found = {one["label"]: one for one in impact(["c3"]).document["artifacts"]}
+    one = found["w8a8"]
+    assert (one["role"], one["rows"], one["evidence_rows"]) == ("evidence", {}, {"calibration": 1})
+    assert one["ids"] == ["c3"]
 
 
 def test_foreign_text_is_followed_into_the_quantization_that_looked_at_it(made: Release) -> None:
