@@ -100,7 +100,9 @@ def rows_of_store(store: Lineage, asked: Collection[str]) -> tuple[dict[str, Fou
             unread.append(f"{_place(node)}: its rows cannot be read ({type(error).__name__})")
             continue
         if rows is not None:
-            found[node.digest] = rows
+            # The same content may have been made from several prompts.
+            known = found.get(node.digest, {})
+            found[node.digest] = {part: {**known.get(part, {}), **rows[part]} for part in rows}
     return found, unread
 
 
