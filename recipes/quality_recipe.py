@@ -174,7 +174,7 @@ class ReferencePick(Written):
 class RubricRule(Written):
     """One thing that a good answer fulfils. Exactly one of the checks is given."""
 
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     has: str | None = Field(default=None, description="Regular expression found in the answer.")
     has_not: str | None = Field(default=None, description="Regular expression found nowhere.")
     shortest: int | None = Field(default=None, ge=0, description="Characters at least.")
@@ -223,8 +223,12 @@ class JudgePick(Written):
         description="What the judge is asked; {prompt}, {answer} and {reference} are replaced. It "
         "must be told to answer with a number alone."
     )
-    lowest: float = Field(default=1.0, description="A number below is no judgement.")
-    highest: float = Field(default=10.0, description="A number above is no judgement.")
+    lowest: float = Field(
+        default=1.0, allow_inf_nan=False, description="A number below is no judgement."
+    )
+    highest: float = Field(
+        default=10.0, allow_inf_nan=False, description="A number above is no judgement."
+    )
     max_tokens: int = Field(default=8, gt=0)
     max_unreadable_share: float = Field(
         default=0.1,

@@ -15,7 +15,7 @@ from recipes.written import Written
 class Sampling(Written):
     """Sent explicitly with every request; a server's default is never relied on."""
 
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(gt=0)
     seed: int | None = None
@@ -68,9 +68,11 @@ class TeacherRecipe(Written):
         "until it answers again.",
     )
     request_timeout: float = Field(
-        default=120.0, gt=0, description="Seconds of one request as a whole."
+        default=120.0, gt=0, allow_inf_nan=False, description="Seconds of one request as a whole."
     )
-    max_retry_wait: float = Field(default=600.0, gt=0, description="Longest Retry-After obeyed.")
+    max_retry_wait: float = Field(
+        default=600.0, gt=0, allow_inf_nan=False, description="Longest Retry-After obeyed."
+    )
     max_truncated_share: float = Field(
         default=0.10, ge=0, le=1, description="More answers cut by length than this: refused."
     )

@@ -114,7 +114,7 @@ def _check(
             if problem
             else InfrastructureError(f"the judge gave no number for {missing} of {asked} answers")
         )
-    if unreadable > pick.max_unreadable_share * asked:
+    if asked and unreadable / asked > pick.max_unreadable_share:
         raise StageFailed(
             Problem(
                 "teacher_data: pick.max_unreadable_share",

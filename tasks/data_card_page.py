@@ -41,7 +41,7 @@ def _overview(card: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield "- cost: the recipe names no prices"
     what = "their text is learned, without an end" if cut["learned"] else "not learned"
-    share = f"{cut['share']:.1%}, allowed {cut['allowed']:.0%}"
+    share = f"{cut['share']:.1%}, allowed {percent(cut['allowed'])}"
     yield f"- cut at the token limit: {cut['cut']} ({share}), {what}"
     if cut["also"]:
         yield f"- of these by their text also: {_counted(cut['also'])}"
@@ -153,6 +153,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
     yield "|" + "---|" * len(head)
     for row in rows:
         yield "| " + " | ".join(_plain(cell) for cell in row) + " |"
+
+
+def percent(share: float) -> str:
+    """As many digits as tell a share from the one that is allowed: 10.1%, and 30% as 30%."""
+    return f"{100 * share:.4g}%"
 
 
 def in_code(text: object) -> str:

@@ -16,6 +16,7 @@ from registry.errors import Problem, StageFailed
 from tasks.answer_quality import RULES, Judge, Judged
 from tasks.answer_scoring import Choice, choose
 from tasks.conversations import messages_of, tools_of
+from tasks.data_card_page import percent
 from tasks.teacher_asking import PARTS, asked_rows
 from tasks.teacher_reuse import response_of
 from tasks.teacher_rows import AnswerFile
@@ -201,12 +202,13 @@ def share_problems(
             allowed = (getattr(recipe.quality, RULES[kind]) or ClassRule()).max_share
             name = f"quality.{RULES[kind]}.max_share"
             what, remedy = f"are of the class {kind}", REMEDIES[kind]
-        if count > allowed * asked:
+        # Not `allowed * asked`: 0.29 * 100 is a little less than 29.
+        if count / asked > allowed:
             problems.append(
                 Problem(
                     "teacher_data",
-                    f"{count} of {asked} answers ({count / asked:.0%}) {what}, more than {name} "
-                    f"{allowed:.0%}; first: {', '.join(first[kind])}",
+                    f"{count} of {asked} answers ({percent(count / asked)}) {what}, more than "
+                    f"{name} {percent(allowed)}; first: {', '.join(first[kind])}",
                     f"{remedy}, or the share in the teacher recipe",
                 )
             )

@@ -37,11 +37,11 @@ def response_of(result: ChatResult, text: str, reasoning: str) -> dict[str, Any]
 
 
 def take_over(answers: AnswerFile, asked_as: str) -> None:
-    """Fill `answers`, where it is empty, from an artifact that was asked for the same."""
-    wanted = answers.rows * answers.samples
-    if answers.count_missing() < wanted:
-        return
+    """Fill what is missing in `answers` from the artifacts that were asked for the same."""
     for folder, manifest in _made_from(asked_as):
+        missing = answers.count_missing()
+        if not missing:
+            return
         file = folder / "files" / RESPONSES
         try:
             whole = digest_of_file(file) == manifest.files[RESPONSES].sha256
@@ -53,13 +53,18 @@ def take_over(answers: AnswerFile, asked_as: str) -> None:
         # Rows that were rejected are asked for again, as after any run.
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
+                row, sample = divmod(number, answers.samples)
+                # A process that was killed here has taken some of them already.
+                if answers.get(row, sample) is not None:
+                    continue
                 result = _sent(json.loads(line))
                 if result.state == "done":
-                    row, sample = divmod(number, answers.samples)
                     answers.add(row, result, sample)
-        taken = wanted - answers.count_missing()
-        LOG.info("%d of %d answers are those of teacher_data/%s", taken, wanted, folder.name[:12])
-        return
+        if taken := missing - answers.count_missing():
+            wanted = answers.rows * answers.samples
+            LOG.info(
+                "%d of %d answers are those of teacher_data/%s", taken, wanted, folder.name[:12]
+            )
 
 
 def _made_from(asked_as: str) -> Iterator[tuple[Path, Manifest]]:

@@ -72,9 +72,14 @@ class AnswerFile:
         trace: TracebackType | None,
     ) -> None:
         self._in.close()
-        with self._out:
-            self._out.flush()
-            os.fsync(self._out.fileno())
+        try:
+            with self._out:
+                self._out.flush()
+                os.fsync(self._out.fileno())
+        except OSError:
+            # A full disk has been told of already, with the file's name.
+            if error is None:
+                raise
 
     @property
     def tokens(self) -> int:
@@ -95,8 +100,12 @@ class AnswerFile:
         """Write one result. It is the kernel's when this returns, and on the disk soon."""
         content = {"row": row, "sample": sample, **result.model_dump()}
         line = json.dumps(content).encode("ascii") + b"\n"
-        self._out.write(line)
-        self._out.flush()
+        try:
+            self._out.write(line)
+            self._out.flush()
+        except OSError as error:
+            # What there is of the line is cut off by the next process.
+            raise InfrastructureError(f"{self.path}: {error}") from error
         self._note(row, sample, result, self._end)
         self._end += len(line)
         if time.monotonic() - self._synced_at > SYNC_SECONDS:
@@ -135,7 +144,7 @@ class AnswerFile:
                     row, sample, result = _parsed(line)
                     if result.state == "done":
                         self._note(row, sample, result, end)
-                except (ValueError, LookupError, TypeError):
+                except (ValueError, LookupError, TypeError, AttributeError):
                     # A loss of power may leave blocks of zeros: that row is asked again.
                     LOG.warning("%s: an answer cannot be read and is asked for again", self.path)
                 end += len(line)
@@ -163,13 +172,21 @@ def work_folder(stage: Stage, prompts_digest: str) -> Path:
 @contextmanager
 def held(folder: Path, timeout: float = 24 * 3600.0) -> Iterator[None]:
     """One process at a time: stages that differ in a share only have one folder."""
+    lock = _lock(folder, timeout)
     try:
-        with _lock(folder, timeout):
-            yield
+        lock.acquire(timeout=0.0)
     except Timeout:
-        raise InfrastructureError(
-            f"another process has been adding to {folder} for {timeout:.0f} s"
-        ) from None
+        LOG.info("waiting for another process, which adds to %s", folder)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InfrastructureError(
+                f"another process has been adding to {folder} for {timeout:.0f} s"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remove(folder: Path) -> None:

@@ -146,6 +146,16 @@ def test_a_rubric_is_the_weighted_share_of_its_rules() -> None:
             },
             "below `highest`",
         ),
+        (
+            {
+                "scorer": "judge",
+                "url": "http://h",
+                "served_model": "m",
+                "prompt": "{answer}",
+                "lowest": float("nan"),
+            },
+            "finite",
+        ),
     ],
 )
 def test_a_pick_that_cannot_be(pick: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from registry.errors import StageFailed
 from tasks.answer_quality import CLASSES, RULES, Judge
 from tasks.engines.loss_mask import build, segments
 from tasks.engines.openai_chat import ChatResult
-from tasks.teacher_parts import REMEDIES, Answered, account, judged_rows, write_parts
+from tasks.teacher_parts import (
+    REMEDIES,
+    Answered,
+    account,
+    judged_rows,
+    share_problems,
+    write_parts,
+)
 from tasks.teacher_rows import AnswerFile
 from tests.unit.teacher_builders import recipe_for
 
@@ -191,6 +199,18 @@ def test_too_many_cut_answers_end_the_stage_with_the_number(tmp_path: Path) -> N
     assert "t02, t04, t09" in str(caught.value)
 
 
+@pytest.mark.parametrize(("cut", "allowed"), [(29, 0.29), (57, 0.57), (7, 0.07)])
+def test_a_share_that_is_reached_is_not_exceeded(cut: int, allowed: float) -> None:
+    """0.29 * 100 is 28.999999999999996."""
+    recipe = recipe_for("http://host", max_truncated_share=allowed)
+    assert share_problems(Counter(length=cut, accepted=100 - cut), {}, recipe) == []
+    more = Counter(length=10 * cut + 1, accepted=999 - 10 * cut)
+    (problem,) = share_problems(more, {"length": ["a"]}, recipe)
+    assert f"({cut}.1%) were cut at the token limit, more than max_truncated_share {cut}%" in str(
+        problem
+    )
+
+
 def test_the_counts_add_up(tmp_path: Path) -> None:
     summary = account(sorted_into(tmp_path, ANSWERS, RECIPE), RECIPE)
     assert summary["answers"] == {"accepted": 5, "content_filter": 1, "length": 3, "unknown": 1}
@@ -212,7 +232,7 @@ def test_every_class_has_a_share_and_all_that_are_over_it_are_said(tmp_path: Pat
     with pytest.raises(StageFailed) as caught:
         account(rows, recipe)
     (problem,) = caught.value.problems
-    assert "2 of 12 answers (17%) are of the class refused, more than quality.refused" in str(
+    assert "2 of 12 answers (16.67%) are of the class refused, more than quality.refused" in str(
         problem
     )
     assert "first: t11, t12" in str(problem)

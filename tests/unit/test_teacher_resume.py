@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from registry.settings import CHECKOUT, settings
 from tasks import stages
 from tasks.engines.openai_chat import ChatResult
 from tasks.teacher_budget import cost_of
-from tasks.teacher_rows import AnswerFile, work_folder
+from tasks.teacher_rows import AnswerFile, held, work_folder
 from tests.unit.teacher_builders import CONCURRENCY, Teacher, recipe_for, run, teaching
 
 PROMPTS = 120
@@ -252,6 +253,9 @@ def test_two_teachers_share_the_rows_and_either_can_be_missing() -> None:
         ),
         ({"samples": 2}, "temperature above 0"),
         ({"samples": 0}, "greater than 0"),
+        ({"sampling": {"max_tokens": 1, "temperature": float("inf")}}, "finite"),
+        ({"request_timeout": float("inf")}, "finite"),
+        ({"max_retry_wait": float("inf")}, "finite"),
         ({"context": " \n"}, "blank"),
         ({"ray": {"workers": CONCURRENCY + 1}}, "not be more than `concurrency`"),
         ({"ray": {"workers": 2, "address": "10.0.0.1"}}, "pattern"),
@@ -276,7 +280,7 @@ def test_half_a_line_and_a_line_that_cannot_be_read_are_asked_again(tmp_path: Pa
         answers.add(4, result("4", state="rejected"))
         assert list(answers.missing()) == [(2, 0)]
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"\0" * 40 + b"\n" + lines[1] + lines[3] + lines[2][:-9])
+    path.write_bytes(lines[0] + b"\0" * 40 + b"\n5\n[]\n" + lines[1] + lines[3] + lines[2][:-9])
     with AnswerFile(path, 5) as answers:
         assert list(answers.missing()) == [(0, 0), (2, 0), (4, 0)]
         assert (answers.count_missing(), answers.tokens) == (3, 4)
@@ -288,6 +292,40 @@ def test_half_a_line_and_a_line_that_cannot_be_read_are_asked_again(tmp_path: Pa
         assert list(answers.missing()) == [(2, 0), (4, 0)]
         found = answers.get(1)
         assert found == result("1", completion_tokens=2)
+
+
+def test_a_full_disk_is_told_with_the_file_and_costs_the_last_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept = -1
+    with pytest.raises(InfrastructureError, match=r"answers\.jsonl: .*File too large"):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+            with AnswerFile(path, 100) as answers:
+                for kept in range(100):
+                    answers.add(kept, result(str(kept), completion_tokens=2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert 0 < kept < 99
+    with AnswerFile(path, 100) as answers:
+        assert list(answers.missing()) == [(row, 0) for row in range(kept, 100)]
+        assert answers.tokens == 2 * kept
+
+
+def test_who_waits_for_another_process_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pilotage")
+    with held(tmp_path / "answers-a"):
+        assert "waiting" not in caplog.text
+        with (
+            pytest.raises(InfrastructureError, match="another process"),
+            held(tmp_path / "answers-a", timeout=0.1),
+        ):
+            pass
+        assert "waiting for another process" in caplog.text
+    with held(tmp_path / "answers-a", timeout=0.1):
+        pass
 
 
 def test_every_sample_has_a_place_of_its_own(tmp_path: Path) -> None:

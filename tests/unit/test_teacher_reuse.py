@@ -11,6 +11,7 @@ from registry.artifacts import ArtifactRef
 from registry.errors import StageFailed
 from registry.settings import settings
 from tasks import stages
+from tasks.teacher_rows import AnswerFile
 from tests.unit.teacher_builders import Teacher, recipe_for, run, teaching
 
 PROMPTS = 20
@@ -56,6 +57,27 @@ def test_other_rules_take_the_answers_that_the_store_has(home: Any) -> None:
     assert "I can't help with that." not in texts(first, "train.jsonl")
     assert texts(kept, "train.jsonl").count("I can't help with that.") == 2
     assert not list(settings().home.glob("bench/*"))
+
+
+def test_a_process_that_is_killed_while_it_takes_them_asks_nobody_either(
+    home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Thinking()
+    other = {"quality": {"refused": {"keep": True}}}
+    with teaching(teacher) as url:
+        run(recipe_for(url), PROMPTS)
+        add = AnswerFile.add
+
+        def killed(answers: AnswerFile, row: int, *rest: Any) -> None:
+            if row == 7:
+                raise KeyboardInterrupt
+            add(answers, row, *rest)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(AnswerFile, "add", killed)
+            run(recipe_for(url, **other), PROMPTS)
+        run(recipe_for(url, **other), PROMPTS)
+    assert set(teacher.asked.values()) == {1} and teacher.asked.total() == PROMPTS
 
 
 def test_answers_that_were_changed_are_not_taken(home: Any) -> None:
