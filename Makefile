@@ -6,6 +6,7 @@
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
 #   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
+#   make compare   each stage beside its bare tool, ratios with intervals (docs/stages.md)
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
 #
 # PYTHON=...               another Python 3.11
@@ -29,7 +30,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help simulate simulate-search bench bench-impact
+.PHONY: demo test env check clean lock unit help simulate simulate-search bench bench-impact compare
 .DEFAULT_GOAL := help
 
 help:
@@ -84,6 +85,12 @@ bench: env
 
 bench-impact: env
 	$(PY) -m benchmarks.bench_impact $(IMPACT)
+
+compare: env
+	$(PY) -m benchmarks.bench_teacher --prompts 3200 --bare 640 --delay 1.0
+	$(PY) -m benchmarks.compare_distillation --pairs 5
+	$(PY) -m benchmarks.compare_quantization --recipe w8a8_int8 --pairs 3
+	$(PY) -m benchmarks.compare_draft --pairs 3
 
 lock: env
 	$(PY) requirements/lock.py
