@@ -218,8 +218,8 @@ class _TargetShape:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> _TargetShape:
-        text = config.get("text_config", config)
-        return cls(*(_number(text, name) for name in
+        text = section(config, "text_config") or config
+        return cls(*(positive(text, name) for name in
                      ("vocab_size", "hidden_size", "num_hidden_layers")))  # fmt: skip
 
 
@@ -233,16 +233,13 @@ class _DraftShape:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> _DraftShape:
-        inner = config.get("transformer_layer_config", config)
-        vocab = _number(inner, "vocab_size")
-        ids = config.get(_LAYER_IDS, config.get("eagle_config", {}).get(_LAYER_IDS))
-        if ids is not None and not isinstance(ids, list):
-            raise UserError.at("config.json", f"{_LAYER_IDS} is {ids!r}, not a list")
+        inner = section(config, "transformer_layer_config") or config
+        vocab, hidden = positive(inner, "vocab_size"), positive(inner, "hidden_size")
         return cls(
-            vocab=_number(config, "draft_vocab_size", vocab),
+            vocab=positive(config, "draft_vocab_size", vocab),
             target_vocab=vocab,
-            target_hidden=_number(config, "target_hidden_size", _number(inner, "hidden_size")),
-            aux_layers=ids,
+            target_hidden=positive(config, "target_hidden_size", hidden),
+            aux_layers=named_layer_ids(config),
             frozen_embeddings=config.get("embed_requires_grad") is False,
         )
 
@@ -258,7 +255,7 @@ def _shape_problems(draft: _DraftShape, target: _TargetShape) -> Iterator[str]:
     if ids is None:
         return
     # 0 is the embeddings' output, `layers` the last layer's; vLLM collects them in rising order.
-    usable = all(isinstance(one, int) and 0 <= one <= target.layers for one in ids)
+    usable = all(type(one) is int and 0 <= one <= target.layers for one in ids)
     if not usable:
         yield f"layer ids: the draft reads {ids}, the target has layers 0 to {target.layers}"
     elif len(ids) != AUX_LAYERS or ids != sorted(set(ids)):
@@ -360,7 +357,27 @@ def _token_table(file: Path) -> Any:
     return {name: part for name, part in json_object(file).items() if name not in _NOT_TOKENS}
 
 
-def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
+def named_layer_ids(config: dict[str, Any]) -> list[Any] | None:
+    """The target's layers that a draft reads, in both layouts; None: the engine's default."""
+    ids = config.get(_LAYER_IDS)
+    if ids is None:
+        ids = section(config, "eagle_config").get(_LAYER_IDS)
+    if ids is not None and not isinstance(ids, list):
+        raise UserError.at("config.json", f"{_LAYER_IDS} is {ids!r}, not a list")
+    return ids
+
+
+def section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object within a config of somebody else's making; empty where there is none."""
+    found = config.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError.at("config.json", f"{name} is {found!r}, not an object")
+    return found
+
+
+def positive(config: dict[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     if value is None and default is not None:
         return default

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from registry.draft_binding import named_layer_ids
 from registry.errors import Problem, UserError
 from registry.json_files import json_object
 from tasks.conversations import for_template
@@ -94,12 +95,6 @@ def layer_ids_for(target: Path, published: Path | None = None) -> list[int]:
     if published is None:
         return default
     return named_layer_ids(json_object(published / "config.json")) or default
-
-
-def named_layer_ids(config: dict[str, Any]) -> list[int] | None:
-    """The target's layers that a draft reads, in both layouts; None: the engine's default."""
-    name = "eagle_aux_hidden_state_layer_ids"
-    return config.get(name) or (config.get("eagle_config") or {}).get(name)
 
 
 def render_prompts(file: Path, tokenizer: Any) -> list[Prompt]:

@@ -14,10 +14,14 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from registry.draft_binding import positive, section
 from registry.errors import UserError
 from registry.json_files import json_object
 
 REMEDY = "train the draft again; a draft with the target's full vocabulary needs no map"
+
+_WHOLE = ("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+"""safetensors' names of the types that a table may have."""
 
 
 def first_fault(
@@ -73,21 +77,29 @@ def first_fault(
 def read_map(draft: Path) -> tuple[list[int] | None, list[bool] | None]:
     """`d2t` and `t2d` as they stand in the safetensors files of `draft`; None where absent.
 
-    Raises `UserError` when the folder has no safetensors file.
+    Raises `UserError` when the folder has no safetensors file, or one that cannot be read, and for
+    a table of anything but integers.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     files = sorted(draft.glob("*.safetensors"))
     if not files:
         raise UserError.at(draft, "no *.safetensors file", "give the folder of a trained draft")
     tables: dict[str, list[int]] = {}
     for file in files:
-        with safe_open(file, framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                # vLLM matches by substring, whatever module the buffer hangs on.
-                table = next((t for t in ("d2t", "t2d") if t in name), None)
-                if table:
+        try:
+            with safe_open(file, framework="np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dict
+                    # vLLM matches by substring, whatever module the buffer hangs on.
+                    table = next((t for t in ("d2t", "t2d") if t in name), None)
+                    if table is None:
+                        continue
+                    kind = tensors.get_slice(name).get_dtype()
+                    if kind not in _WHOLE:
+                        raise UserError.at(file, f"{name} holds {kind}, not integers", REMEDY)
                     tables[table] = tensors.get_tensor(name).tolist()
+        except (OSError, SafetensorError) as error:
+            raise UserError.at(file, f"cannot be read as safetensors: {error}") from None
     d2t, t2d = tables.get("d2t"), tables.get("t2d")
     return d2t, None if t2d is None else [bool(flag) for flag in t2d]
 
@@ -99,14 +111,16 @@ def check_draft(draft: Path, target: Path) -> None:
     layout. Raises `UserError` with the rule that failed and the first wrong pair.
     """
     target_config = json_object(target / "config.json")
-    target_config = target_config.get("text_config", target_config)
+    target_vocab_size = positive(
+        section(target_config, "text_config") or target_config, "vocab_size"
+    )
     draft_config = json_object(draft / "config.json")
+    draft_vocab_size = positive(draft_config, "draft_vocab_size", target_vocab_size)
     d2t, t2d = read_map(draft)
-    target_vocab_size = int(target_config["vocab_size"])
     fault = first_fault(
         d2t,
         t2d,
-        draft_vocab_size=int(draft_config.get("draft_vocab_size") or target_vocab_size),
+        draft_vocab_size=draft_vocab_size,
         target_vocab_size=target_vocab_size,
         end_of_turn_ids=end_of_turn_ids(target),
     )

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from registry.draft_binding import folder_problems
+from registry.draft_binding import folder_problems, named_layer_ids, positive, section
 from registry.errors import Problem, UserError
 from registry.json_files import json_object
 from tasks.engines.draft_model import Job, read_draft
-from tasks.engines.draft_states import named_layer_ids
 from tasks.engines.draft_vocab import check_draft
 
 REMEDY = "name a draft that was made for this target's own base model"
@@ -37,8 +36,11 @@ def check_start(published: Path, target: Path, job: Job) -> None:
         check_draft(published, target)
     except UserError as error:
         problems += [Problem(where, one.what, one.remedy) for one in error.problems]
-    if not problems:
-        problems = [Problem(where, what, REMEDY) for what in _unlike(published, target, job)]
+    try:
+        if not problems:
+            problems = [Problem(where, what, REMEDY) for what in _unlike(published, target, job)]
+    except UserError as error:
+        problems = [Problem(where, f"{one.where}: {one.what}", REMEDY) for one in error.problems]
     if problems:
         raise UserError(problems)
 
@@ -52,7 +54,12 @@ def start_from(published: Path, target: Path, job: Job, scratch: Path, *, eager:
     folder = published
     if "speculators_model_type" not in json_object(published / "config.json"):
         folder = _converted(published, target, scratch)
-    draft = read_draft(folder, target, eager=eager)
+    try:
+        draft = read_draft(folder, target, eager=eager)
+    except ValueError as error:
+        raise UserError.at(
+            f"init_from: {published}", f"speculators cannot read it: {error}", REMEDY
+        ) from None
     _check_taken_over(draft, published)
     if not draft.config.embed_requires_grad:
         _use_embeddings_of(target, draft)
@@ -61,25 +68,34 @@ def start_from(published: Path, target: Path, job: Job, scratch: Path, *, eager:
 
 def _unlike(published: Path, target: Path, job: Job) -> Iterator[str]:
     config, given = json_object(published / "config.json"), json_object(target / "config.json")
-    inner, text = config.get("transformer_layer_config", config), given.get("text_config", given)
+    inner = section(config, "transformer_layer_config") or config
+    text = section(given, "text_config") or given
     if inner["hidden_size"] != text["hidden_size"]:
         yield (
             f"hidden size: the draft works with {inner['hidden_size']} values, the target with "
             f"{text['hidden_size']}; speculators trains equal ones only"
         )
-    layers = inner.get("num_hidden_layers", 1)
+    layers = positive(inner, "num_hidden_layers", 1)
     if layers != int(job["num_layers"]):
         yield f"num_layers: the draft has {layers}, the recipe says {job['num_layers']}"
     size = config.get("draft_vocab_size") or inner["vocab_size"]
     if job.get("draft_vocab_size") not in (None, size):
         yield f"draft_vocab_size: the draft has {size}, the recipe says {job['draft_vocab_size']}"
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    made_for, served = verifier.get("architectures") or [], given.get("architectures") or []
+    verifier = section(section(config, "speculators_config"), "verifier")
+    made_for, served = _names(verifier), _names(given)
     if made_for and served and not set(made_for) & set(served):
         yield f"verifier: the draft was made for {', '.join(made_for)}, this is {served[0]}"
+    if "speculators_model_type" in config and not verifier:
+        yield "speculators_config: names no verifier, without which speculators does not read it"
     algorithm = config.get("speculators_model_type", "eagle3")
     if algorithm != "eagle3":
         yield f"is a {algorithm} speculator, no EAGLE3 draft"
+
+
+def _names(config: dict[str, Any]) -> list[str]:
+    """`architectures`, which some write as one name."""
+    found = config.get("architectures") or []
+    return [str(name) for name in found] if isinstance(found, list) else [str(found)]
 
 
 def _converted(published: Path, target: Path, scratch: Path) -> Path:
@@ -122,11 +138,14 @@ def _check_taken_over(draft: Any, published: Path) -> None:
     wanted = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in saved.items()}
     own = draft.state_dict()
     half = torch.bfloat16
+    numbers = {name: tensor for name, tensor in wanted.items() if tensor.is_floating_point()}
+    broken = sorted(name for name, tensor in numbers.items() if not tensor.isfinite().all())
     lost = sorted(
         name
         for name, tensor in wanted.items()
         # A full vocabulary needs no map, and a checkpoint may bring one all the same.
         if (name in own or name not in ("d2t", "t2d"))
+        and name not in broken
         and (
             name not in own
             or own[name].shape != tensor.shape
@@ -138,6 +157,7 @@ def _check_taken_over(draft: Any, published: Path) -> None:
     problems = [
         Problem(f"init_from: {published}", f"{what}: {', '.join(names[:5])}", REMEDY)
         for what, names in (
+            (f"{len(broken)} of its tensors hold NaN or infinity", broken),
             (f"{len(lost)} of its tensors are none of an EAGLE3 draft", lost),
             (f"{len(absent)} trained tensors are not in it", absent),
         )

@@ -197,9 +197,31 @@ def test_other_states_are_refused_with_their_numbers(recorded: tuple[Any, list[S
     turned = torch.roll(right.states, width, dims=-1)
     with pytest.raises(StageFailed, match=r"layer 1 [0-9]"):
         check_states(model, replace(right, states=turned), [0, 1, 3])
+    half = right.states.clone()
+    half[: len(half) // 3] = 0
+    with pytest.raises(StageFailed, match=r"layer 0 0.000.*\d\d% of the tokens of layer 1"):
+        check_states(model, replace(right, states=half), [0, 1, 3])
     nan = torch.full_like(right.states, float("nan"))
     with pytest.raises(StageFailed, match="layer 0 nan"):
         check_states(model, replace(right, states=nan), [0, 1, 3])
+
+
+def test_a_neighbouring_layer_is_no_near_miss(recorded: tuple[Any, list[Sample]]) -> None:
+    """A deep model's layers change little: one layer's shift is within the allowed error."""
+    import torch
+
+    model, samples = recorded
+    for layer in model.model.layers:
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            layer.get_submodule(name).weight.data *= 0.02
+    (right,) = [replace(samples[0], states=None, last_states=None)]
+    record_states(model, [right], [0, 1, 2])
+    assert set(check_states(model, right, [0, 1, 2]).values()) == {0.0}
+    shifted = replace(right)
+    record_states(model, [shifted], [1, 2, 3])
+    assert torch.equal(shifted.last_states, right.last_states)
+    with pytest.raises(StageFailed, match=r"layer 0 0.0\d\d, .*; layer 0 is nearest to layer 1"):
+        check_states(model, shifted, [0, 1, 2])
 
 
 def test_vllms_own_connector_still_needs_cuda() -> None:

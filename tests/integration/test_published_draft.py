@@ -12,7 +12,7 @@ import pytest
 
 from registry.errors import UserError
 from tasks.engines.draft_model import draft_targets, new_draft, read_draft, save
-from tasks.engines.published_draft import start_from
+from tasks.engines.published_draft import check_start, start_from
 from tasks.engines.speculators_train import train_draft
 from tests.integration.draft_target import job, make_target, plain_eagle3
 
@@ -118,6 +118,64 @@ def test_a_draft_of_another_model_is_refused(
     with pytest.raises(UserError, match=told) as caught:
         start_from(published, target, start_job(target) | asked, tmp_path, eager=True)
     assert caught.value.problems[0].where == f"init_from: {published}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"eagle_config": [1], "eagle_aux_hidden_state_layer_ids": None}, "eagle_config is"),
+        ({"transformer_layer_config": []}, "transformer_layer_config is"),
+        ({"transformer_layer_config": None}, "vocab_size is None"),
+        ({"draft_vocab_size": "384"}, "draft_vocab_size is '384'"),
+        ({"eagle_aux_hidden_state_layer_ids": "abc"}, "'abc', not a list"),
+        ({"eagle_aux_hidden_state_layer_ids": [True, 2, 3]}, r"the draft reads \[True, 2, 3\]"),
+        ({"speculators_config": None}, "names no verifier"),
+        ({"speculators_config": {"verifier": "x"}}, "verifier is 'x'"),
+        ({"speculators_config": {"verifier": {"architectures": [1]}}}, "made for 1, this is"),
+        (
+            {"speculators_config": {"verifier": {"architectures": "LlamaForCausalLM"}}},
+            "speculators cannot read it",
+        ),
+    ],
+)
+def test_a_config_of_somebody_elses_making_is_a_mistake_and_no_crash(
+    drafted: Path, target: Path, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    published = tmp_path / "published"
+    shutil.copytree(drafted, published)
+    config = json.loads((published / "config.json").read_text())
+    (published / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=told):
+        start_from(published, target, start_job(target), tmp_path, eager=True)
+
+
+@pytest.mark.parametrize("kept", [0, 1000, -5000])
+def test_weights_that_were_cut_are_a_mistake_and_no_crash(
+    drafted: Path, target: Path, tmp_path: Path, kept: int
+) -> None:
+    published = tmp_path / "published"
+    shutil.copytree(drafted, published)
+    file = published / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        check_start(published, target, start_job(target))
+
+
+def test_nan_and_a_map_of_no_integers_are_told(drafted: Path, target: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    published = tmp_path / "published"
+    shutil.copytree(drafted, published)
+    weights = load_file(published / "model.safetensors")
+    half = {**weights, "d2t": weights["d2t"].to(torch.bfloat16)}
+    save_file(half, published / "model.safetensors")
+    with pytest.raises(UserError, match="d2t holds BF16, not integers"):
+        check_start(published, target, start_job(target))
+    weights["norm.weight"][3] = float("nan")
+    save_file(weights, published / "model.safetensors")
+    with pytest.raises(UserError, match="1 of its tensors hold NaN or infinity: norm.weight"):
+        start_from(published, target, start_job(target), tmp_path, eager=True)
 
 
 def test_a_wrong_map_is_refused_before_anything_is_trained(
