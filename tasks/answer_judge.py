@@ -26,6 +26,7 @@ from tasks.conversations import messages_of
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
 from tasks.progress import LOG
 from tasks.teacher_asking import UNANSWERED_IN_A_ROW, asked_rows
+from tasks.teacher_reuse import JUDGEMENTS
 from tasks.teacher_rows import AnswerFile
 
 FIRST = 5
@@ -38,7 +39,7 @@ def judgements_file(work: Path, pick: JudgePick, judge: Judge) -> Path:
     decides = pick.model_dump(
         include={"url", "served_model", "prompt", "max_tokens"}, mode="json"
     ) | {"tags": judge.quality.reasoning_tags}
-    return work / f"judgements-{digest_of(decides)[:16]}.jsonl"
+    return work / f"{JUDGEMENTS}{digest_of(decides)[:16]}.jsonl"
 
 
 def ask_judge(

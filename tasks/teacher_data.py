@@ -2,7 +2,8 @@
 
 Files: train.jsonl and calibration.jsonl (answers that are learned, as conversations),
 responses.jsonl (every answer with its class, finish reason, reasoning and token counts),
-set_aside.jsonl (id and reason), data_card.md and data_card.json. What each answer is stands in
+set_aside.jsonl (id and reason), data_card.md and data_card.json, and with a judge what it said
+(judgements-*.jsonl). What each answer is stands in
 `answer_quality.py`, which of several is taken in `answer_scoring.py`.
 
 Answers are kept row by row as they come (`teacher_rows`): a killed run goes on with the rows that
@@ -33,10 +34,10 @@ from tasks.serving import Served
 from tasks.stages import TASK_OPTIONS, artifact_of, make
 from tasks.teacher_asking import ask_missing, asked_rows
 from tasks.teacher_parts import Score, account, judged_rows, write_parts
-from tasks.teacher_reuse import ASKED, take_over
+from tasks.teacher_reuse import ASKED, keep_judgements, take_over
 from tasks.teacher_rows import ANSWERS, AnswerFile, held, remove, work_folder
 
-VERSION = 3
+VERSION = 4
 
 LINGUA = "lingua-language-detector"
 
@@ -111,6 +112,7 @@ def sort_answers(
             card.write(answers.path.parent, prompts.path, rejected)
             LOG.warning("what they are is told by %s", answers.path.with_name(PAGE))
             raise
+    keep_judgements(answers, folder)
     card.write(folder, prompts.path, rejected)
     return summary
 

@@ -2,12 +2,14 @@
 
 A stage whose rules, scorer or shares differ has another key, and the answers of the earlier one
 were removed from `bench` once the store had them. They stand in its responses.jsonl, and whoever
-was asked the same thing (`teacher_rows.work_folder`) takes them from there.
+was asked the same thing (`teacher_rows.work_folder`) takes them from there. So it is with what a
+judge said of them: files `judgements-*.jsonl`, named by what decides it.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ ASKED = "asked_as"
 
 RESPONSES = "responses.jsonl"
 
+JUDGEMENTS = "judgements-"
+"""How the names of the judge's files begin (`answer_judge.judgements_file`)."""
+
 
 def response_of(result: ChatResult, text: str, reasoning: str) -> dict[str, Any]:
     """An answer as responses.jsonl has it: what was sent stands apart where it reads otherwise."""
@@ -38,17 +43,13 @@ def response_of(result: ChatResult, text: str, reasoning: str) -> dict[str, Any]
 
 def take_over(answers: AnswerFile, asked_as: str) -> None:
     """Fill what is missing in `answers` from the artifacts that were asked for the same."""
+    wanted = answers.rows * answers.samples
     for folder, manifest in _made_from(asked_as):
         missing = answers.count_missing()
         if not missing:
             return
         file = folder / "files" / RESPONSES
-        try:
-            whole = digest_of_file(file) == manifest.files[RESPONSES].sha256
-        except (OSError, KeyError):
-            continue
-        if not whole:
-            LOG.warning("%s: was changed, and its answers are not taken over", file)
+        if not _is_whole(file, manifest):
             continue
         # Rows that were rejected are asked for again, as after any run.
         with file.open(encoding="utf-8") as lines:
@@ -61,10 +62,31 @@ def take_over(answers: AnswerFile, asked_as: str) -> None:
                 if result.state == "done":
                     answers.add(row, result, sample)
         if taken := missing - answers.count_missing():
-            wanted = answers.rows * answers.samples
             LOG.info(
                 "%d of %d answers are those of teacher_data/%s", taken, wanted, folder.name[:12]
             )
+
+        if missing == wanted:
+            # Only of answers that are all from there: a judgement is of one answer.
+            for name in filter(lambda name: name.startswith(JUDGEMENTS), manifest.files):
+                if _is_whole(file.with_name(name), manifest):
+                    shutil.copyfile(file.with_name(name), answers.path.with_name(name))
+
+
+def keep_judgements(answers: AnswerFile, folder: Path) -> None:
+    """Put what judges said of `answers` into the stage's folder."""
+    for file in answers.path.parent.glob(f"{JUDGEMENTS}*.jsonl"):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _is_whole(file: Path, manifest: Manifest) -> bool:
+    try:
+        whole = digest_of_file(file) == manifest.files[file.name].sha256
+    except (OSError, KeyError):
+        return False
+    if not whole:
+        LOG.warning("%s: was changed, and nothing is taken over from it", file)
+    return whole
 
 
 def _made_from(asked_as: str) -> Iterator[tuple[Path, Manifest]]:

@@ -35,6 +35,9 @@ ABSENT = -1
 DECIDES = ("sampling", "samples", "context", "engine")
 """Of the stage's config: what is sent, how often, and to whom. The rest judges the answers."""
 
+ASKED_VERSION = 3
+"""Of how a teacher is asked. Rules that change (the stage's own version) ask nobody again."""
+
 SYNC_SECONDS = 1.0
 """A loss of power costs at most the answers of so long; a kill costs none that is written."""
 
@@ -165,7 +168,8 @@ def work_folder(stage: Stage, prompts_digest: str) -> Path:
     config = {name: stage.config[name] for name in DECIDES if name in stage.config}
     tools = {name: version for name, version in stage.tools.items() if name == "vllm"}
     inputs = {**stage.inputs, "prompts": prompts_digest}
-    decides = stage.model_copy(update={"config": config, "inputs": inputs, "tools": tools})
+    changes = {"version": ASKED_VERSION, "config": config, "inputs": inputs, "tools": tools}
+    decides = stage.model_copy(update=changes)
     return settings().home / "bench" / f"answers-{decides.key[:32]}"
 
 

@@ -106,6 +106,24 @@ def test_the_answer_with_the_highest_number_is_learned(home: Path) -> None:
     assert not list(settings().home.glob("bench/*")), "the store has the answers"
 
 
+def test_other_rules_ask_neither_the_teacher_nor_the_judge_again(home: Path) -> None:
+    judge, several = Judging(), Several()
+    with teaching(several) as teacher, teaching(judge) as url:
+        first = run(recipe(teacher, url), PROMPTS)
+        asked = judge.said.total(), several.asked.total()
+        other = recipe(teacher, url).model_copy(update={"max_truncated_share": 0.7})
+        again = run(other, PROMPTS)
+        assert (judge.said.total(), several.asked.total()) == asked
+        run(recipe(teacher, url, prompt="HOW GOOD IS {prompt} ANSWER {answer}"), PROMPTS)
+        assert judge.said.total() == 2 * asked[0], "another question is another judgement"
+        assert several.asked.total() == asked[1]
+    assert first.key != again.key
+    for name in ("train.jsonl", "responses.jsonl"):
+        assert (first.path / name).read_bytes() == (again.path / name).read_bytes()
+    card = json.loads((again.path / "data_card.json").read_text())
+    assert card["picks"]["tokens of the judge"] == 6 * SAMPLES * (PROMPTS - 1)
+
+
 def test_a_judge_that_fails_is_asked_for_the_rest_only(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

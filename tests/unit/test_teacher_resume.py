@@ -356,6 +356,11 @@ def test_answers_are_kept_for_what_decides_them() -> None:
     assert folder != work_folder(with_config(stage, samples=2), "digest")
     assert folder != work_folder(with_config(stage, context="c"), "digest")
     assert folder == work_folder(with_config(stage, languages=["de"]), "digest")
+    assert folder == work_folder(stage.model_copy(update={"version": 2}), "digest")
+    other_model = {"teacher": Stage(name="model", version=1, config={"seed": 2})}
+    assert folder != work_folder(stage.model_copy(update={"parents": other_model}), "digest")
+    assert folder != work_folder(stage.model_copy(update={"tools": {"vllm": "0.33"}}), "digest")
+    assert folder == work_folder(stage.model_copy(update={"tools": {"lingua": "3"}}), "digest")
     assert folder != work_folder(stage, "other prompts under the same key")
 
 
