@@ -28,6 +28,10 @@ LOOKED_AT = 2000
 FEWEST_LETTERS = 16
 """Fewer say nothing ("OK", "Lisbon."); a Chinese, Japanese or Korean character counts as four."""
 
+MIXED = 0.3
+"""Share of a text that the letters of the smaller of two scripts make up, from which on it is in no
+one language; a Chinese, Japanese or Korean character says as much as three others."""
+
 _NO_PROSE = re.compile(
     r"https?://\S+|\S+@\S+|`[^`\n]*`"  # addresses, code in a text
     r"|[A-Za-z]*\d[\w.:/-]*"  # codes such as FT1234-A, numbers, dates
@@ -59,7 +63,12 @@ class Languages:
     def sure(self, parts: Iterable[str]) -> str | None:
         """ISO 639-1 code of the language in which a text surely is; None where nobody can say."""
         text = prose_of(parts)
-        if sum(map(str.isalpha, text)) + 3 * len(_CJK.findall(text)) < FEWEST_LETTERS:
+        east = len(_CJK.findall(text))
+        others = sum(map(str.isalpha, text)) - east
+        if others + 4 * east < FEWEST_LETTERS:
+            return None
+        # Sentences in two languages: the detector knows one, and is sure of it.
+        if min(others, 3 * east) > MIXED * (others + 3 * east):
             return None
         best = self._detector.compute_language_confidence_values(text)[0]
         return str(best.language.iso_code_639_1.name.lower()) if best.value >= SURE else None

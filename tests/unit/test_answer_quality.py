@@ -247,6 +247,7 @@ def test_tags_of_the_recipe() -> None:
         "我无法满足您的请求。",
         "非常抱歉，您的请求违反了使用政策。",
         "让我们换个话题吧。",
+        "对不起，我不能帮助您完成这个请求。",
     ],
 )
 def test_refusals(text: str) -> None:
@@ -395,7 +396,20 @@ ZH = {**ROW, "prompt": "客服你好，查一下我的订单到哪了，比较�
         ("Your order is on its way and arrives tomorrow.", "as_prompt", ZH, "wrong_language"),
         ("您的订单正在派送，预计明天到达。", "as_prompt", ZH, "accepted"),
         ("Your order is on its way.", "as_prompt", {**ROW, "prompt": "FT1234?"}, "accepted"),
-        # Nobody can say: codes, numbers, labels, a word.
+        # Nobody can say: two languages, codes, numbers, labels, a word.
+        (
+            "Your order 您的订单 is on the way 已发货 and arrives 明天到达",
+            "as_prompt",
+            ROW,
+            "accepted",
+        ),
+        (
+            "Your order 您的订单 is on the way 已发货 and arrives 明天到达",
+            "as_prompt",
+            ZH,
+            "accepted",
+        ),
+        ("您的订单正在由 DHL Express 派送，预计明天到达。", ["en"], ROW, "wrong_language"),
         ("FT12345", ["zh"], ROW, "accepted"),
         ("OK", ["zh"], ROW, "accepted"),
         ("1,234.50 USD", ["zh"], ROW, "accepted"),
