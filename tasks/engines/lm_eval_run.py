@@ -51,8 +51,9 @@ from tasks.engines.lm_eval_models import (
 )
 from tasks.engines.lm_eval_task import (
     check_conversations,
-    conversation_task,
+    document,
     load_task,
+    task_of_items,
 )
 from tasks.engines.subprocesses import job_main
 
@@ -78,7 +79,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         asked = Path(scratch) / "items.jsonl"
         asked.write_text(
-            "".join(json.dumps(_document(row), ensure_ascii=False) + "\n" for row in rows),
+            "".join(json.dumps(document(row), ensure_ascii=False) + "\n" for row in rows),
             encoding="utf-8",
         )
         task = load_task(Path(job["task_file"]), asked)
@@ -152,12 +153,6 @@ def read_items(path: Path, count: int) -> list[Row]:
     return rows
 
 
-def _document(row: Row) -> Row:
-    """An item as the task sees it. Not its conversation and tools, which are of many shapes: they
-    are loaded through Arrow, which refuses such or fills them up with nulls."""
-    return {key: value for key, value in row.items() if key not in ("messages", "tools")}
-
-
 def check_template(job: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Raises `UserError` for items of which the chat template leaves something out."""
     folder = job.get("tokenizer") or job["model"].get("path")
@@ -186,7 +181,8 @@ def _evaluate(job: Mapping[str, Any], task: dict[str, Any], rows: Sequence[Row])
     try:
         results = evaluator.simple_evaluate(
             model=make(job),
-            tasks=[conversation_task(task, rows) if any(map(has_conversation, rows)) else task],
+            # A class of its own reads its items itself.
+            tasks=[task if task.get("class") else task_of_items(task, rows)],
             # Without the defaults it reads no YAML of the harness's thousands of tasks.
             task_manager=TaskManager(include_defaults=False),
             gen_kwargs=generation(job["sampling"], model["kind"]),
@@ -233,7 +229,7 @@ def item_rows(
                 f"the task shows an item with id {identity!r} that was not asked",
                 "let its process_docs keep the column id",
             )
-        # Loading goes through Arrow, which could fill keys in or change types.
+        # A class of its own reads the items with Arrow, which could change types.
         if not task.get("process_docs") and doc.get("reference") != asked[identity]["reference"]:
             raise InfrastructureError(f"item {identity}: its reference changed while loading")
         answer = sample["resps"][0][0]

@@ -62,7 +62,7 @@ def load_task(path: Path, items: Path) -> dict[str, Any]:
     return {**task, "dataset_kwargs": arguments}
 
 
-# -- items with a conversation of their own --------------------------------------------------
+# -- the items -------------------------------------------------------------------------------
 
 
 def check_conversations(task: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -85,14 +85,25 @@ def check_conversations(task: Mapping[str, Any], rows: Sequence[Row]) -> None:
         )
 
 
-def conversation_task(task: dict[str, Any], rows: Sequence[Row]) -> Any:
-    """lm-eval's task object, whose items with a conversation are sent as that."""
+def task_of_items(task: dict[str, Any], rows: Sequence[Row]) -> Any:
+    """lm-eval's task object over these rows, whose items with a conversation are sent as that."""
     from lm_eval.api.task import ConfigurableTask
 
     conversations = {str(row["id"]): row for row in rows if has_conversation(row)}
+    split = task.get("test_split") or task.get("validation_split")
 
-    class ConversationTask(ConfigurableTask):
-        """lm-eval's task, but for the turns of such an item."""
+    class TaskOfItems(ConfigurableTask):
+        """lm-eval's task, but for where its items come from and the turns of such an item."""
+
+        def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+            arguments = dict(dataset_kwargs or {})
+            files = dict(arguments["data_files"])
+            del files[split]
+            if files:
+                super().download({**arguments, "data_files": files}, **options)
+            else:
+                self.dataset = {}
+            self.dataset[split] = dataset_of(rows)
 
         def fewshot_context(
             self, doc: Row, *args: Any, chat_template: Callable[..., Any], **options: Any
@@ -108,4 +119,34 @@ def conversation_task(task: dict[str, Any], rows: Sequence[Row]) -> Any:
                 )
             return chat_template(messages_of(row), tools=tools_of(row))
 
-    return ConversationTask(config=dict(task))
+    return TaskOfItems(config=dict(task))
+
+
+def dataset_of(rows: Sequence[Row]) -> Any:
+    """Items as a `datasets.Dataset` whose rows are what they were. Raises `UserError` otherwise.
+
+    Its reader of JSON lines (datasets 5.1, Arrow's) takes a column of texts that all look like
+    dates for times, a prompt or the field of a reference alike.
+    """
+    import datasets
+    import pyarrow
+
+    documents = [document(row) for row in rows]
+    names = list(dict.fromkeys(name for one in documents for name in one))
+    whole = [{name: one.get(name) for name in names} for one in documents]
+    try:
+        made = datasets.Dataset.from_list(whole, on_mixed_types="use_json")
+        odd = next((one for one, same in zip(whole, made, strict=True) if one != same), None)
+        why = "comes out of a data set changed (a number with too many digits?)"
+    except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
+        odd, why = whole[0], f"or another item's cannot be put into a data set: {error}"
+    if odd is not None:
+        raise UserError.at(
+            f"item {odd['id']}", f"its reference {why}", "write such a value as a text"
+        )
+    return made
+
+
+def document(row: Row) -> Row:
+    """An item as the task sees it. Not its conversation and tools, which are of many shapes."""
+    return {key: value for key, value in row.items() if key not in ("messages", "tools")}

@@ -24,6 +24,7 @@ from tasks.conversations import messages_of, with_system
 from tasks.demo_data import generate, reference_reply
 from tasks.engines.lm_eval_models import ending, parse_answer
 from tasks.engines.lm_eval_run import item_rows, mean, read_items
+from tasks.engines.lm_eval_task import dataset_of
 from tasks.engines.subprocesses import run_job
 
 Row = dict[str, Any]
@@ -451,3 +452,40 @@ def test_the_transformers_engine(tmp_path: Path, serving: Any) -> None:
             tmp_path,
             work | {"items_file": str(write_items(tmp_path / "t.jsonl", [refused])), "items": 1},
         )
+
+
+def test_texts_that_look_like_dates_stay_texts(tmp_path: Path, serving: Any) -> None:
+    days = ["2026-01-05", "2026-01-06", "2026-02-28"]
+    server = serving(lambda prompt: prompt.removesuffix("T08:00:00Z"))
+    rows = [
+        {"id": day, "segment": day, "prompt": f"{day}T08:00:00Z", "reference": {"intent": day}}
+        for day in days
+    ]
+    task = str(TASKS_DIR / "intent_label" / "intent_label.yaml")
+    run(tmp_path, job(tmp_path, server, rows, task_file=task, metrics=["hit_rate"]))
+    summary, items = evidence_of(tmp_path)
+    assert sorted(body["messages"][-1]["content"] for body in server.asked) == [
+        row["prompt"] for row in rows
+    ]
+    assert (summary.items_scored, summary.metrics) == (3, {"hit_rate": 1.0})
+    assert sorted(item["item_id"] for item in items) == days
+
+
+def test_references_of_any_shape_are_carried_or_refused_before_anything_is_asked() -> None:
+    shapes: list[Row] = [
+        {"day": "2026-01-05"},
+        {"day": 5, "more": {"a": [1, "x", None]}},
+        {"other": []},
+        {"day": None, "more": {"b": True}},
+    ]
+    rows = [{"id": str(n), "prompt": "p", "reference": one} for n, one in enumerate(shapes)]
+    rows[2]["conversation"] = "c"
+    rows[1]["messages"] = [{"role": "user", "content": "p"}]
+    made = list(dataset_of(rows))
+    assert [row["reference"] for row in made] == shapes
+    assert [row["conversation"] for row in made] == [None, None, "c", None]
+    assert "messages" not in made[1]
+    for value in (2**70, 0.12345678901234568):
+        odd = {"id": "odd", "prompt": "p", "reference": {"y": value}}
+        with pytest.raises(UserError, match="its reference"):
+            dataset_of([odd, *rows] if isinstance(value, float) else [odd])
