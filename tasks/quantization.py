@@ -28,7 +28,7 @@ from tasks.engines.subprocesses import run_job
 from tasks.prompt_files import read_jsonl, write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
-VERSION = 3
+VERSION = 4
 QUANTIZED = "quantized"
 """The folder of the model within the artifact."""
 

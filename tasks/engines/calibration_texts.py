@@ -61,7 +61,8 @@ def encode_answer(row: Row, tokenizer: Any, max_length: int) -> tuple[list[int],
     """Token ids of a conversation, and where its last answer begins; 0 where that is unknown.
 
     A template may render a conversation without its answer in another way (reasoning models do),
-    so the place counts only where one text begins with the other.
+    so the place counts only where one text begins with the other. Of a text longer than
+    `max_length` its middle is taken: the end of the question, the beginning of the answer.
     """
     messages = row["messages"]
     whole = tokenizer(_text(row, messages, tokenizer), add_special_tokens=False)["input_ids"]
@@ -70,14 +71,27 @@ def encode_answer(row: Row, tokenizer: Any, max_length: int) -> tuple[list[int],
         asked = _text(row, messages[:-1], tokenizer)
         prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
         begins = len(prompt) if whole[: len(prompt)] == prompt else 0
-    return whole[:max_length], begins
+    first = max(0, min(begins - max_length // 2, len(whole) - max_length))
+    return whole[first : first + max_length], begins - first
 
 
-def question(row: Row) -> list[Mapping[str, Any]]:
-    """The conversation up to its last user message."""
+def within(
+    encoded: Sequence[tuple[list[int], int]], tokens: int, least: int
+) -> list[tuple[list[int], int]]:
+    """The first of these texts: as many as have `tokens` tokens together, but `least` of them."""
+    counted = 0
+    for number, (ids, _) in enumerate(encoded):
+        counted += len(ids)
+        if counted > tokens and number >= least:
+            return list(encoded[:number])
+    return list(encoded)
+
+
+def question(row: Row, tokenizer: Any) -> str:
+    """The conversation up to its last user message, as the model is asked to answer it."""
     messages = row["messages"]
     last = max((at for at, one in enumerate(messages) if one["role"] == "user"), default=0)
-    return list(messages[: last + 1])
+    return _text(row, messages[: last + 1], tokenizer)
 
 
 def dataset(ids: Sequence[Sequence[int]]) -> Any:

@@ -24,7 +24,6 @@ weights), `layers_before`, `layers_after` (bytes of the quantized layers), `rati
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import shutil
@@ -49,10 +48,13 @@ from tasks.engines import (
 from tasks.engines.model_modules import module_list
 from tasks.engines.subprocesses import job_main
 
-CHECK_PROMPTS = 3
+CHECK_PROMPTS = 2
 CHECK_TOKENS = 16
-HELD_OUT_TOKENS = 1024
-"""Tokens of a held-out text that are judged; the rest is cut."""
+HELD_OUT_LENGTH = 512
+"""Tokens of a held-out text that are looked at."""
+HELD_OUT_TOKENS = 2048
+HELD_OUT_TEXTS = 8
+"""As many texts as have these tokens together, but so many at least."""
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,9 +111,11 @@ def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
             Problem("calibration", "the recipe looks at data and there is none", "add it")
         )
     keeping = job.get("mixed_precision")
-    runs = _Runs(job, modules, rows)
     if keeping and quantization_recipe.rotates(recipe):
         raise StageFailed(Problem("mixed_precision", _ROTATED, "remove one of the two"))
+    if keeping and (keeping["keep_worst"] or 0) >= len(plan.planned):
+        raise _all_kept(plan)
+    runs = _Runs(job, modules, rows)
     with tempfile.TemporaryDirectory(dir=out, prefix=".inputs-") as recorded:
         runs.recorded = Path(recorded)
         facts = runs.quantize(recipe, plan, out)
@@ -119,6 +123,8 @@ def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
         if keeping:
             kept = layer_errors.to_keep(facts["layer_errors"], modules, **keeping)
         if kept:
+            if set(plan.planned) <= set(kept):
+                raise _all_kept(plan)
             _empty(out, keep=runs.recorded)
             recipe = quantization_recipe.with_ignored(recipe, kept)
             plan = quantization_plan.plan_recipe(recipe, modules)
@@ -140,6 +146,16 @@ def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:
 _ROTATED = "errors of layers are not measured where SpinQuant rotates their inputs"
 
 
+def _all_kept(plan: quantization_plan.Plan) -> StageFailed:
+    return StageFailed(
+        Problem(
+            "mixed_precision",
+            f"all {len(plan.planned)} layers would stay in 16 bit: nothing is left to quantize",
+            "keep fewer (engines merge q, k, v and gate, up: they stay together)",
+        )
+    )
+
+
 class _Runs:
     """What is read once for every run of a recipe: texts, the unquantized model's measurements."""
 
@@ -155,10 +171,14 @@ class _Runs:
         self.model = Path(job["model"])
         self.tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
         self.held_rows = calibration_texts.read_held_out(job.get("held_out_file"))
-        self.held = [
-            calibration_texts.encode_answer(row, self.tokenizer, HELD_OUT_TOKENS)
+        encoded = [
+            calibration_texts.encode_answer(row, self.tokenizer, HELD_OUT_LENGTH)
             for row in self.held_rows
         ]
+        self.held = calibration_texts.within(encoded, HELD_OUT_TOKENS, HELD_OUT_TEXTS)
+        self.compared = calibration_texts.read(
+            job.get("compare_file"), int(job["samples"]), int(job["seed"])
+        )
         self.before: float | None = None
         self.recorded: Path | None = None
 
@@ -183,15 +203,19 @@ class _Runs:
     ) -> dict[str, Any]:
         """The same recipe on texts of another kind: perplexity and layer errors of both."""
         job = self.job
-        rows = calibration_texts.read(job["compare_file"], int(job["samples"]), int(job["seed"]))
         with tempfile.TemporaryDirectory(dir=job["out_dir"], prefix=".compared-") as folder:
-            self._run(recipe, plan, rows, Path(folder))
-            other = self._judge(recipe, plan, Path(folder), limit=float("inf"))
+            try:
+                self._run(recipe, plan, self.compared, Path(folder))
+                other = self._judge(recipe, plan, Path(folder), limit=float("inf"))
+            except StageFailed as error:  # of texts that are only compared: no fault of the stage
+                said = str(error).replace(folder, job["compare_names"][1])
+                other = {"perplexity": None, "layer_errors": {}, "failed": said}
         return {
             name: {
                 "perplexity": (found["perplexity"] or {}).get("after"),
                 "mean_error": _mean(found["layer_errors"]),
                 "largest_error": max(_measured(found["layer_errors"]), default=None),
+                "failed": found.get("failed"),
             }
             for name, found in zip(job["compare_names"], (facts, other), strict=True)
         }
@@ -207,9 +231,12 @@ class _Runs:
         max_length = int(self.job["max_length"])
         ids, counted = calibration_texts.encode(rows, self.tokenizer, max_length)
         loaded, dtype = oneshot_run.load(self.model, int(self.job["seed"]))
-        if self.before is None:
-            self._measure(loaded, plan, recipe, ids)
-        facts = oneshot_run.oneshot(loaded, self.tokenizer, recipe, ids, max_length, out)
+        try:
+            if self.before is None:
+                self._measure(loaded, plan, recipe, ids)
+            facts = oneshot_run.oneshot(loaded, self.tokenizer, recipe, ids, max_length, out)
+        finally:
+            oneshot_run.let_go(loaded)
         model_files.copy_side_files(self.model, out)
         return {
             "recipe": dict(recipe),
@@ -246,7 +273,6 @@ class _Runs:
     ) -> dict[str, Any]:
         """Load the checkpoint as transformers does, and let it speak. Raises `StageFailed`."""
         allowed = limit or float(self.job.get("max_perplexity_ratio") or 1.5)
-        gc.collect()  # hooks tie the model that was quantized to itself
         loaded = oneshot_run.load_written(out)
         with oneshot_run.on_accelerator(loaded):
             samples = self._first_tokens(loaded, out)
@@ -284,21 +310,22 @@ class _Runs:
             )
         found = {"before": self.before, "after": after, "ratio": ratio}
         rounded = {key: round(value, 6) for key, value in found.items()}
-        return {**rounded, "limit": limit, "texts": len(self.held)}
+        tokens = sum(len(ids) - max(begins, 1) for ids, begins in self.held)
+        return {**rounded, "limit": limit, "texts": len(self.held), "tokens": tokens}
 
     def _first_tokens(self, loaded: Any, out: Path) -> list[dict[str, str]]:
         """A few greedy tokens, from the files as written. Raises `StageFailed` for a model that
         repeats one token whatever it is asked, unless the unquantized one does so too."""
-        from transformers import AutoModelForCausalLM
-
         rows = (self.held_rows or self.rows)[:CHECK_PROMPTS]
-        prompts = [calibration_texts.question(row) for row in rows]
-        prompts = prompts or [list(model_files.PROBES[0][0])]
+        rows = rows or [{"messages": list(model_files.PROBES[0][0])}]
+        prompts = [calibration_texts.question(row, self.tokenizer) for row in rows]
         samples, stuck = text_loss.first_tokens(loaded, self.tokenizer, prompts, CHECK_TOKENS)
         if not stuck:
             return samples
-        parent = AutoModelForCausalLM.from_pretrained(self.model, trust_remote_code=False).eval()
-        if not text_loss.first_tokens(parent, self.tokenizer, prompts, CHECK_TOKENS)[1]:
+        parent, _ = oneshot_run.load(self.model, int(self.job["seed"]))
+        with oneshot_run.on_accelerator(parent):
+            _, always = text_loss.first_tokens(parent, self.tokenizer, prompts, CHECK_TOKENS)
+        if not always:
             raise StageFailed(
                 Problem(
                     str(out),

@@ -4,7 +4,7 @@ x are the inputs that the layer gets in the unquantized model on calibration tex
 there, Q(x) what the layer of the written checkpoint makes of the same x, its activations quantized
 where the scheme says so. One pass over the unquantized model (`Recorder`, before it is quantized)
 keeps a sample of inputs and outputs on disk, layer by layer; one pass over the quantized layers
-(`relative_errors`) reads them back, so that no more than one layer's sample is in memory.
+(`relative_errors`) reads them back, one text's sample at a time.
 
 AWQ and SmoothQuant move scales from a layer into the one before: W' = diag(1/t) W diag(s), and the
 layer is then given x / s. Both are recovered from W and W' by least squares (`moved_scales`), each
@@ -15,15 +15,16 @@ the error that is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tasks.engines.quantization_plan import Module
 
-ROWS = 16
+ROWS = 8
 """Calibration texts that are recorded."""
-TOKENS = 32
+LENGTH = 512
+"""Tokens of each that are run through the model."""
+TOKENS = 64
 """Inputs of each text that are kept per layer, evenly spaced: 512 in all."""
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that engines merge into one (vLLM's `packed_modules_mapping`): one scheme for each set."""
@@ -48,7 +49,8 @@ class Recorder:
         try:
             for number, ids in enumerate(texts[:ROWS]):
                 with torch.inference_mode():
-                    model(input_ids=torch.tensor([ids], device=device), use_cache=False)
+                    inputs = torch.tensor([ids[:LENGTH]], device=device)
+                    model(input_ids=inputs, use_cache=False)
                 save_file(self._kept, self._folder / f"{number}.safetensors")
                 self._kept.clear()
         finally:
@@ -82,28 +84,31 @@ def relative_errors(
     import torch
     from safetensors import safe_open
 
-    errors: dict[str, float | None] = {}
-    with ExitStack() as opened, torch.inference_mode():
-        files = [opened.enter_context(safe_open(path, "pt")) for path in sorted(folder.iterdir())]
-        names = [set(file.keys()) for file in files]
-        for layer in layers:
-            module = model.get_submodule(layer)
-            weight = module.weight
-            given_scale = made_scale = torch.ones(1, device=weight.device)
-            if original is not None:
-                made_scale, given_scale = moved_scales(original(layer).to(weight.device), weight)
-            bias = module.bias.float() * made_scale if module.bias is not None else 0.0
-            missed = wanted = 0.0
-            for file, held in zip(files, names, strict=True):
-                if f"{layer}.inputs" not in held:
-                    continue
-                given = file.get_tensor(f"{layer}.inputs").to(weight.device).float()
-                expected = file.get_tensor(f"{layer}.outputs").to(weight.device).float()
-                made = module((given / given_scale).to(weight.dtype)).float() * made_scale
-                missed += float((made - expected).square().sum())
-                wanted += float((expected - bias).square().sum())
-            errors[layer] = (missed / wanted) ** 0.5 if wanted else None
-    return errors
+    missed, wanted = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
+    scales: dict[str, tuple[Any, Any]] = {}
+    with torch.inference_mode():
+        for path in sorted(folder.iterdir()):
+            with safe_open(path, "pt") as file:  # its pages count as memory while it is open
+                held = set(file.keys())
+                for layer in (layer for layer in layers if f"{layer}.inputs" in held):
+                    module = model.get_submodule(layer)
+                    weight = module.weight
+                    if layer not in scales:
+                        one = torch.ones(1, device=weight.device)
+                        scales[layer] = (one, one)
+                        if original is not None:
+                            before = original(layer).to(weight.device)
+                            scales[layer] = moved_scales(before, weight)
+                    made_scale, given_scale = scales[layer]
+                    bias = module.bias.float() * made_scale if module.bias is not None else 0.0
+                    given = file.get_tensor(f"{layer}.inputs").to(weight.device).float()
+                    expected = file.get_tensor(f"{layer}.outputs").to(weight.device).float()
+                    made = module((given / given_scale).to(weight.dtype)).float() * made_scale
+                    missed[layer] += float((made - expected).square().sum())
+                    wanted[layer] += float((expected - bias).square().sum())
+    return {
+        layer: (missed[layer] / wanted[layer]) ** 0.5 if wanted[layer] else None for layer in layers
+    }
 
 
 def moved_scales(before: Any, after: Any, rounds: int = 3) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -117,7 +118,6 @@ def load_written(out: Path) -> Any:
     Raises `StageFailed` when it does not load, or when a weight is missing: transformers puts
     random ones in its place and only logs it.
     """
-    import torch
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from transformers import AutoModelForCausalLM
 
@@ -140,31 +140,56 @@ def load_written(out: Path) -> Any:
                 + "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in wrong.items()),
             )
         )
-    loaded.eval()
-    with torch.inference_mode():
-        loaded(input_ids=torch.tensor([[0]]))  # decompresses the weights
+    if hasattr(loaded, "ct_decompress_hook"):
+        # What its first forward pass would do, which for a large model takes minutes on a CPU.
+        loaded.hf_quantizer.compressor.decompress_model(loaded)
     linearize_moe(loaded)
-    return loaded.to(compute_dtype(loaded.dtype))
+    return loaded.eval().to(compute_dtype(loaded.dtype))
+
+
+def let_go(model: Any) -> None:
+    """Free the weights of a model that llmcompressor has run, whoever still holds its modules.
+
+    torch.fx does: the functions that llmcompressor 0.14 traces are noted, with the model among
+    their globals, in a list of its own for ever (`pipelines/sequential/ast_helpers.py`).
+    """
+    import torch
+
+    for module in model.modules():
+        module._parameters, module._buffers = {}, {}
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager
 def on_accelerator(model: Any) -> Iterator[None]:
-    """`model` on a GPU where there is one with room for it, and back again afterwards."""
+    """Let `model` compute on a GPU where there is one.
+
+    A model with room on it goes there as a whole and comes back afterwards. The weights of a larger
+    one stay in main memory, and each layer's go over when it computes, as in llmcompressor's own
+    passes.
+    """
     import torch
+    from compressed_tensors.offload import remove_dispatch, set_onload_device
 
     if not torch.cuda.is_available():
         yield
         return
+    device = torch.device("cuda", torch.cuda.current_device())
     size = sum(one.numel() * one.element_size() for one in model.parameters())
-    free, _ = torch.cuda.mem_get_info()
-    if size * 1.2 > free:
-        yield
-        return
-    model.to("cuda")
+    fits = size * 1.2 < torch.cuda.mem_get_info(device)[0]
+    if fits:
+        model.to(device)
+    else:
+        set_onload_device(model, device)
     try:
         yield
     finally:
-        model.to("cpu")
+        if fits:
+            model.to("cpu")
+        else:
+            remove_dispatch(model)
         torch.cuda.empty_cache()
 
 

@@ -266,8 +266,7 @@ def _groups(modifier: str, args: Mapping[str, Any]) -> tuple[list[Group], list[s
         return [], [f"{modifier} has both `scheme` and `config_groups`; only one is possible"]
     if explicit:
         return _config_groups(quantization_recipe.groups_of(args)), []
-    targets = args.get("targets", ["Linear"])
-    presets = {scheme: targets} if isinstance(scheme, str) else dict(scheme or {})
+    presets = quantization_recipe.schemes_of(args) or {}
     unknown = [
         name for name in presets if name.upper() not in {*GROUPED_PRESETS, *UNGROUPED_PRESETS}
     ]

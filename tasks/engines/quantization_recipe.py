@@ -56,7 +56,7 @@ def modifiers(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
         for group_name, group in stage.items():
             if str(group_name).endswith("_modifiers") and isinstance(group, Mapping):
                 for name, args in group.items():
-                    yield name, args if isinstance(args, Mapping) else {}
+                    yield str(name), args if isinstance(args, Mapping) else {}
 
 
 def mistakes(recipe: Mapping[str, Any]) -> list[str]:
@@ -138,9 +138,7 @@ def needs_data(recipe: Mapping[str, Any]) -> bool:
             return True
         if args.get("kv_cache_scheme") or "imatrix" in str(args):
             return True
-        scheme = args.get("scheme")
-        schemes = list(scheme) if isinstance(scheme, Mapping) else texts(scheme)
-        if any(one.upper() in ("FP8", "NVFP4") for one in schemes):
+        if any(one.upper() in ("FP8", "NVFP4") for one in schemes_of(args) or {}):
             return True
         for group in groups_of(args).values():
             inputs, outputs = group.get("input_activations"), group.get("output_activations")
@@ -194,6 +192,16 @@ def groups_of(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group for name, group in found if not _bad_parts(group)}
 
 
+def schemes_of(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A modifier's presets with their targets; None where `scheme` is nothing of the kind."""
+    scheme = args.get("scheme")
+    if isinstance(scheme, str):
+        return {scheme: args.get("targets", ["Linear"])}
+    if isinstance(scheme, Mapping) and all(isinstance(name, str) for name in scheme):
+        return dict(scheme)
+    return None
+
+
 def texts(value: Any) -> list[str]:
     """A text or a list of texts, as a list."""
     if value is None:
@@ -213,8 +221,13 @@ def _bad_parts(group: Any) -> list[str]:
 
 def _misshapen(name: str, args: Mapping[str, Any]) -> list[str]:
     """What cannot be read at all: groups that are no mappings, patterns that are none."""
-    groups = args.get("config_groups")
+    groups, scheme = args.get("config_groups"), args.get("scheme")
     found = []
+    if scheme is not None and schemes_of(args) is None:
+        found.append(
+            f"{name}.scheme is neither a preset's name nor a mapping of names to targets: "
+            f"{scheme!r}"
+        )
     if groups is not None and not isinstance(groups, Mapping):
         found.append(f"{name}.config_groups is no mapping of groups: {groups!r}")
     for group_name, group in (groups if isinstance(groups, Mapping) else {}).items():

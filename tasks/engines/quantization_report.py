@@ -30,9 +30,10 @@ def text(facts: Mapping[str, Any]) -> str:
     """The report in Markdown.
 
     `facts`: `recipe`, `layers`, `linear_layers`, `ratio`, `format`, `kept`, `group_size`,
-    `calibration`, `perplexity` (`before`, `after`, `ratio`, `limit`, `texts`), `layer_errors`,
-    `layer_errors_missing` (why there are none), `changed`, `rounded`, `fallback`, `kv_cache`,
-    `samples`, `comparison`; with `kept` also `errors_before`, of the run that quantized them too.
+    `calibration`, `perplexity` (`before`, `after`, `ratio`, `limit`, `texts`, `tokens`),
+    `layer_errors`, `layer_errors_missing` (why there are none), `changed`, `rounded`, `fallback`,
+    `kv_cache`, `samples`, `comparison`; with `kept` also `errors_before`, of the run that quantized
+    them too.
     """
     perplexity = facts["perplexity"]
     parts = [
@@ -81,7 +82,7 @@ def _perplexity(found: Mapping[str, Any] | None) -> str:
         return "not measured: no held-out texts"
     return (
         f"{found['before']:.4f}, {found['after']:.4f} (ratio {found['ratio']:.4f}, limit "
-        f"{found['limit']}; {found['texts']} held-out texts)"
+        f"{found['limit']}; {found['tokens']} tokens of {found['texts']} held-out answers)"
     )
 
 
@@ -111,7 +112,7 @@ def _comparison(found: Mapping[str, Any] | None) -> list[str]:
         return []
     sources = list(found)
     rows = [
-        ("perplexity", *(f"{found[one]['perplexity']:.4f}" for one in sources)),
+        ("perplexity", *(_number(found[one]["perplexity"]) for one in sources)),
         ("mean layer error", *(_number(found[one]["mean_error"]) for one in sources)),
         ("largest layer error", *(_number(found[one]["largest_error"]) for one in sources)),
     ]
@@ -119,6 +120,7 @@ def _comparison(found: Mapping[str, Any] | None) -> list[str]:
         "\n## The same recipe, calibrated on\n",
         _table(["", *sources], rows),
         "\nMeasured on the same held-out business texts and the same layer inputs.\n",
+        *(f"\nOn {one} texts: {found[one]['failed']}\n" for one in sources if found[one]["failed"]),
     ]
 
 

@@ -11,6 +11,10 @@ from registry.errors import Problem, StageFailed
 Encoded = tuple[list[int], int]
 """Token ids of a conversation, and the first position that counts."""
 
+PART = 128
+"""Positions whose logits are turned into float32 at a time: vocabularies are large."""
+PROMPT = 512
+
 
 def perplexity(model: Any, texts: Sequence[Encoded], where: str) -> float:
     """exp of the mean negative log likelihood of every counted token, one text at a time.
@@ -30,42 +34,45 @@ def perplexity(model: Any, texts: Sequence[Encoded], where: str) -> float:
                     Problem(where, f"logits are not finite for a text of {len(ids)} tokens")
                 )
             first = max(begins, 1)  # nothing predicts the first token
-            if first >= len(ids):
-                continue
-            losses = torch.nn.functional.cross_entropy(
-                logits[first - 1 : -1].float(), inputs[0, first:], reduction="sum"
-            )
-            loss += float(losses)
-            counted += len(ids) - first
+            for start in range(first, len(ids), PART):
+                wanted = inputs[0, start : start + PART]
+                predicted = logits[start - 1 : start - 1 + len(wanted)].float()
+                loss += float(torch.nn.functional.cross_entropy(predicted, wanted, reduction="sum"))
+                counted += len(wanted)
     if not counted:
         raise StageFailed(
             Problem(
-                "calibration.max_length",
-                "the answers of all held-out texts lie behind it: nothing is left to judge",
-                "raise it",
+                "teacher's answers to the calibration prompts",
+                f"the {len(texts)} that are held out are empty: nothing is left to judge",
+                "look at the teacher's answers",
             )
         )
     return math.exp(min(loss / counted, 700.0))
 
 
 def first_tokens(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[Any]], tokens: int
+    model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int
 ) -> tuple[list[dict[str, str]], bool]:
-    """Prompts with their greedy texts, and whether every text is one token repeated."""
+    """Prompts with their greedy texts, and whether every text is one token repeated.
+
+    Of a prompt longer than `PROMPT` tokens the end is given.
+    """
     import torch
 
     samples, stuck = [], True
     device = next(model.parameters()).device
     for prompt in prompts:
-        text = tokenizer.apply_chat_template(
-            list(prompt), tokenize=False, add_generation_prompt=True
-        )
-        inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(device)
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"][-PROMPT:]
+        inputs = torch.tensor([ids], device=device)
         with torch.inference_mode():
             written = model.generate(
-                **inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=0
+                input_ids=inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
             )
-        new = written[0, inputs["input_ids"].shape[1] :].tolist()
+        new = written[0, len(ids) :].tolist()
         stuck = stuck and len(new) == tokens and len(set(new)) == 1
-        samples.append({"prompt": text, "text": tokenizer.decode(new)})
+        samples.append({"prompt": prompt, "text": tokenizer.decode(new)})
     return samples, stuck

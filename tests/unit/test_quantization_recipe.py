@@ -60,6 +60,9 @@ def test_recipes_that_are_accepted(accepted: dict[str, Any]) -> None:
         ("g: weights must be", recipe(GPTQModifier={"config_groups": {"g": {"weights": 4}}})),
         ("g: it must be", recipe(GPTQModifier={"config_groups": {"g": "W4A16"}})),
         ("'re:(' is no regular", recipe(GPTQModifier={"scheme": "W8A8", "ignore": ["re:("]})),
+        ("scheme is neither a preset's", recipe(GPTQModifier={"scheme": ["W4A16"]})),
+        ("scheme is neither a preset's", recipe(GPTQModifier={"scheme": {8: ["Linear"]}})),
+        ("no modifier '1'", {"a_stage": {"a_modifiers": {1: {"scheme": "W8A8"}}}}),
         ("AWQModifier has no arguments", recipe(AWQModifier=None, **ROUNDING)),
     ],
 )

@@ -19,7 +19,7 @@ FACTS: dict[str, Any] = {
     "errors_before": {"layers.0.v_proj": 0.25, "layers.0.o_proj": 0.1},
     "kv_cache": 0,
     "calibration": {"rows": 96, "tokens": 6000, "cut": 3},
-    "perplexity": {"before": 2.0, "after": 2.1, "ratio": 1.05, "limit": 1.5, "texts": 32},
+    "perplexity": {"before": 2.0, "after": 2.1, "ratio": 1.05, "limit": 1.5},
     "layer_errors": {"layers.0.o_proj": 0.1, "layers.1.o_proj": 0.2, "experts.7.up_proj": None},
     "layer_errors_missing": "",
     "changed": ["layers.0.norm.weight"],
@@ -31,6 +31,9 @@ FACTS: dict[str, Any] = {
         "foreign": {"perplexity": 2.4, "mean_error": None, "largest_error": None},
     },
 }
+FACTS["perplexity"] |= {"texts": 32, "tokens": 900}
+for one in FACTS["comparison"].values():
+    one["failed"] = None
 
 
 def test_the_report_says_what_was_done_and_what_it_cost(tmp_path: Path) -> None:
@@ -42,8 +45,8 @@ def test_the_report_says_what_was_done_and_what_it_cost(tmp_path: Path) -> None:
         "| size of these layers | 0.2659 of before |",
         "| kept in 16 bit for their error | layers.0.v_proj (0.2500) |",
         "| calibration | 96 texts, 6000 tokens, 3 cut at max_length |",
-        "| perplexity before, after | 2.0000, 2.1000 (ratio 1.0500, limit 1.5; 32 held-out texts) "
-        "|",
+        "| perplexity before, after | 2.0000, 2.1000 (ratio 1.0500, limit 1.5; 900 tokens of 32 "
+        "held-out answers) |",
         "| layers.1.o_proj | 0.2000 |",
         "1 layers saw no input (experts without a token).",
         "| perplexity | 2.1000 | 2.4000 |",
@@ -66,3 +69,11 @@ def test_what_was_not_measured_is_said() -> None:
     assert "| size of these layers | unchanged |" in text
     assert "| KV cache | 2 layers |" in text
     assert "calibrated on" not in text
+
+
+def test_texts_on_which_the_recipe_fails_are_told() -> None:
+    broken = {"perplexity": None, "mean_error": None, "largest_error": None, "failed": "not finite"}
+    comparison = {**FACTS["comparison"], "foreign": broken}
+    text = quantization_report.text({**FACTS, "comparison": comparison})
+    assert "| perplexity | 2.1000 | not measured |" in text
+    assert "On foreign texts: not finite" in text

@@ -86,3 +86,11 @@ def test_mistakes_are_named() -> None:
     assert "give one of `keep_worst`" in refusal(preset="nvfp4", mixed_precision={})
     assert "have no meaning" in refusal(recipe=None, mixed_precision={"keep_worst": 1})
     assert "needs `calibration`" in refusal(preset="mxfp4", compare_calibration=True)
+    assert "preset: Input should be a valid string" in refusal(preset=["nvfp4"])
+
+
+@pytest.mark.parametrize("groups", ["auto", [1], {"g": None}, {"g": "W4"}, {"g": {"weights": 4}}])
+def test_groups_that_are_none_have_no_size(groups: Any) -> None:
+    some = {"a_stage": {"a_modifiers": {"GPTQModifier": {"config_groups": groups}}}}
+    said = refusal(recipe=some, group_size="auto", max_size_ratio=0.6)
+    assert "no modifier has integer weights in groups" in said
