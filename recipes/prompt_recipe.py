@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import normpath
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -129,6 +130,17 @@ class FilePrompts(_PartedPrompts):
         if empty := [part for part, path in files.items() if not path]:
             raise ValueError(f"no file is named for {', '.join(empty)}")
         return files
+
+    @model_validator(mode="after")
+    def _a_file_each(self) -> FilePrompts:
+        holder = {normpath(self.path): "`path`"}
+        for part, path in self.files.items():
+            if (other := holder.setdefault(normpath(path), part)) != part:
+                raise ValueError(
+                    f"files.{part} is the file of {other} too, and would share its prompts; leave "
+                    "both to `path`, or give each its own rows"
+                )
+        return self
 
 
 Prompts = Annotated[DemoPrompts | FilePrompts, Field(discriminator="source")]

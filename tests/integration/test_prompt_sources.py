@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import ColumnMapping
+from recipes.schema import ColumnMapping, FilePrompts
 from registry.errors import UserError
+from tasks import prompts
 from tasks.prompt_formats import read_formatted
 from tasks.prompt_records import all_records
 from tasks.prompt_tables import read_table
@@ -98,3 +99,27 @@ def test_a_folder_with_splits_needs_one(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("prompt\nx\n")
     with pytest.raises(UserError, match="is a file, it has no split 'train'"):
         read_table(tmp_path / "p.csv", "train")
+
+
+def words(count: int, start: int = 0) -> list[str]:
+    return [f"question {n * 7919} {chr(97 + n % 26) * 4}" for n in range(start, start + count)]
+
+
+def test_splits_of_a_datasets_folder_as_files_of_parts(tmp_path: Path) -> None:
+    import datasets
+
+    made = {
+        "train": datasets.Dataset.from_dict({"prompt": words(40)}),
+        "test": datasets.Dataset.from_dict({"prompt": words(10, 50)}),
+    }
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "folder")
+    of = FilePrompts(
+        source="file",
+        path=str(tmp_path / "folder"),
+        split="train",
+        files={"eval": str(tmp_path / "folder/test")},
+        sizes={"train": 4, "calibration": 1, "draft": 1, "eval": 4, "load": 1},
+    )
+    found = prompts.records_by_file(prompts.read_files(of), of)
+    assert [one["prompt"] for one in found[""]] == words(40)
+    assert [one["prompt"] for one in found["eval"]] == words(10, 50)

@@ -181,20 +181,6 @@ def test_a_part_from_a_file_of_its_own(tmp_path: Path) -> None:
     assert prompts.stage(recipe(main, files={"load": str(own)}), 0).key != stage.key
 
 
-def test_splits_of_a_datasets_folder_as_files_of_parts(tmp_path: Path) -> None:
-    import datasets
-
-    made = {
-        "train": datasets.Dataset.from_dict({"text": texts(40), "label": ["a"] * 40}),
-        "test": datasets.Dataset.from_dict({"text": texts(10, 50), "label": ["a"] * 10}),
-    }
-    datasets.DatasetDict(made).save_to_disk(tmp_path / "folder")
-    of = recipe(tmp_path / "folder", split="train", files={"eval": str(tmp_path / "folder/test")})
-    found = prompts.records_by_file(prompts.read_files(of), of)
-    assert [one["prompt"] for one in found[""]] == texts(40)
-    assert [one["prompt"] for one in found["eval"]] == texts(10, 50)
-
-
 def test_a_leak_stops_the_stage_and_shows_both_sides(tmp_path: Path) -> None:
     main = write(tmp_path / "main.csv", texts(18))
     own = write(tmp_path / "eval.csv", [text.upper() + "!" for text in texts(4)])
@@ -220,11 +206,16 @@ def test_mistakes_of_files_are_found_before_anything_starts(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"gone\.csv: no such file"):
         prompts.stage(recipe(main, files={"eval": str(tmp_path / "gone.csv")}), seed=0)
     mapping = ColumnMapping(prompt="text", id="text")
-    same = recipe(main, files={"eval": str(main)}).model_copy(update={"mapping": mapping})
+    copied = write(tmp_path / "copied.csv", texts(40))
+    same = recipe(main, files={"eval": str(copied)}).model_copy(update={"mapping": mapping})
     with pytest.raises(UserError, match=r"stands in .*main\.csv too"):
         prompts.stage(same, seed=0)
     with pytest.raises(ValueError, match="leave a part"):
         recipe(main, files=dict.fromkeys(SIZES, "x.csv"))
+    with pytest.raises(ValueError, match=r"files\.load is the file of eval too"):
+        recipe(main, files={"eval": "x/t.csv", "load": "./x//t.csv"})
+    with pytest.raises(ValueError, match=r"files\.eval is the file of `path` too"):
+        recipe(main, files={"eval": f"{main.parent}/./main.csv"})
 
 
 @pytest.mark.parametrize("seed", [0, 1])
