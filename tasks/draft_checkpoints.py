@@ -30,6 +30,7 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
 from registry.errors import Infeasible, Problem, StageFailed
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint
+from tasks import serving
 from tasks.draft_proof import without_draft
 from tasks.draft_reports import choice_text, write_report
 from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
@@ -92,10 +93,10 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
         asking = Asking(stage, target, rows, answers, serve)
         try:
             measured = [asking.measured(training, e) for e in training.summary["kept_epochs"]]
+            chosen = best_checkpoint(measured)
+            agreement = asking.agreement(chosen.epoch)
         except Infeasible as reason:
             return unmeasured(folder, training, str(reason))
-        chosen = best_checkpoint(measured)
-        agreement = asking.agreement(chosen.epoch)
         same = trained_for(stage)
         judged = judgement(chosen, stage.config["max_acceptance_gap"], same)
         text = choice_text(measured, chosen, len(rows), agreement.words, judged)
@@ -134,7 +135,12 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
             },
         }
 
-    return make(stage, produce)
+    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary))
+
+
+def short_of_memory(summary: dict[str, Any]) -> bool:
+    """A server that found too little memory may find it the next time (see `tasks.serving`)."""
+    return serving.short_of_memory({**summary, "feasible": summary["measured"]})
 
 
 REMEDY = (

@@ -36,7 +36,7 @@ from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.measured_folders import begun, default_folder, measurable, prompts_digest
 from tasks.progress import LOG
-from tasks.serving import ServedBundle
+from tasks.serving import ServedBundle, check_times_count
 
 SEARCHES, TURNS = "searches", "turns"
 
@@ -208,6 +208,7 @@ class ServedSearch:
         supply = self.supplies.of(SEARCHES)
         with self.serve(bundle) as served:
             generator, server = served.load_generator, served.server
+            check_times_count(server, profile.production)
             traffic = Traffic.of(profile, server.url, server.served_name, bundle.target.path)
             watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
             of = Measuring(

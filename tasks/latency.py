@@ -30,7 +30,7 @@ from tasks.engines.load_prompts import first_prompt, supply_of
 from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.progress import LOG
-from tasks.serving import ServedBundle
+from tasks.serving import ServedBundle, check_times_count
 from tasks.stages import TASK_OPTIONS, folder_of, make, store
 
 VERSION = 3
@@ -89,6 +89,7 @@ def measure_latency(
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
         generator, server = served.load_generator, served.server
+        check_times_count(server, profile.production)
         traffic = Traffic.of(profile, server.url, server.served_name, served.bundle.target.path)
         watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
         run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive,

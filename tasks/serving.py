@@ -21,7 +21,7 @@ from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
 from registry.digests import digest_of, digest_of_listing
 from registry.draft_binding import check_binding, lineage_root
-from registry.errors import Infeasible, InfrastructureError
+from registry.errors import Infeasible, InfrastructureError, UserError
 from registry.evidence import ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint
 from registry.settings import settings
@@ -187,6 +187,21 @@ class RemoteTeacher:
 
 
 Served = ServedBundle | RemoteTeacher
+
+
+def check_times_count(server: VllmServer, production: bool) -> None:
+    """Before times are taken under a profile of production: is it known whose kernels they are?
+
+    Raises `UserError` where a quantized target's log does not tell. Such times would pass as real.
+    """
+    if production and server.quantized and server.emulated is None:
+        raise UserError.at(
+            server.log,
+            "names no kernel of this quantized target, so nobody knows whether its times are real",
+            "take what silences vLLM's log (VLLM_LOGGING_LEVEL, VLLM_CONFIGURE_LOGGING) out of the "
+            "serve recipe; a vLLM that words it otherwise has to be taught to "
+            "tasks/engines/engine_kernels.py; `production: false` in the load profile accepts it",
+        )
 
 
 @task(name="serving", **TASK_OPTIONS)

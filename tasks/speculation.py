@@ -8,6 +8,8 @@ the engine decides (`tasks/draft_checkpoints.py`).
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from prefect import task
 from recipes.schema import DraftRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_folder
-from registry.errors import UserError
+from registry.errors import Infeasible, Problem, StageFailed, UserError
 from registry.json_files import json_object
 from registry.provenance import engine_tools, hardware, tools
 from registry.settings import settings
@@ -24,6 +26,7 @@ from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
 from tasks.draft_reports import write_training_report
 from tasks.engines.draft_states import layer_ids_for
+from tasks.engines.published_draft import check_start
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
 from tasks.engines.vllm_states import asked_layers, server_arguments, server_environment
@@ -95,7 +98,11 @@ def states_source(recipe: DraftRecipe) -> str:
 
 @task(name="draft", **TASK_OPTIONS)
 def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
-    """Train the draft. Raises `StageFailed` when its states or its vocabulary map are wrong."""
+    """Train the draft.
+
+    Raises `StageFailed` when its states or its vocabulary map are wrong, when it cannot go on from
+    the published draft, and when the engine that is to give the states cannot serve the target.
+    """
 
     def produce(folder: Path) -> dict[str, Any]:
         rows = read_jsonl(folder_of(stage.parents["prompts"]) / "draft.jsonl")
@@ -113,6 +120,8 @@ def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
         }
         found: dict[str, Any] = {}
         samples = folder / "samples"
+        if recipe.init_from:
+            check_published(stage, recipe.init_from, target, job)
         if stage.config["states"] == "vllm":
             found = gather_states(stage, job, samples)
             job["samples_dir"] = str(samples)
@@ -128,6 +137,24 @@ def target_of(stage: Stage) -> Path:
     """Folder of the weights that the draft is trained for."""
     own = stage.parents.get("target")
     return quantized(own) if own else merged(stage.parents["student"])
+
+
+def check_published(stage: Stage, given: str, target: Path, job: dict[str, Any]) -> None:
+    """Raise `StageFailed` for another folder than was planned, or one of another model's draft.
+
+    Of this candidate: the others go on.
+    """
+    folder = published(given)
+    if digest_of_folder(folder) != stage.inputs["init_from"]:
+        raise StageFailed.at(
+            f"draft: init_from: {given}",
+            "was changed since the release was planned",
+            "run the release again",
+        )
+    try:
+        check_start(folder, target, job)
+    except UserError as error:
+        raise StageFailed(error.problems) from None
 
 
 def prompt_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +184,7 @@ def gather_states(stage: Stage, job: dict[str, Any], samples: Path) -> dict[str,
         env=server_environment(serve["env"], cuda=cuda),
         log=log_file(stage, "serve"),
     )
-    with server:
+    with serving_states(server):
         asked = {
             **job,
             "samples_dir": str(samples),
@@ -172,3 +199,19 @@ def gather_states(stage: Stage, job: dict[str, Any], samples: Path) -> dict[str,
             env={"PILOTAGE_STATES_KEY": server.api_key},
         )
     return {"state_errors": found["state_errors"]}
+
+
+@contextmanager
+def serving_states(server: VllmServer) -> Iterator[None]:
+    """A target that the engine cannot run here fails its own candidate, and no other."""
+    try:
+        with server:
+            yield
+    except Infeasible as reason:
+        raise StageFailed(
+            Problem(
+                "draft: states",
+                f"the engine that is to give them cannot serve the target: {reason}",
+                "`states: transformers` in the draft recipe trains without the engine",
+            )
+        ) from None

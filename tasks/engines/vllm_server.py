@@ -21,10 +21,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
+from registry.json_files import json_object
 from registry.provenance import hardware
 from registry.serve_words import FOREIGN_ENV, serve_words, served_env
 from registry.settings import settings
-from tasks.engines.engine_kernels import emulated_kernels, kernels_of
+from tasks.engines.engine_kernels import emulated_kernels, is_quantized, kernels_of
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, wait_until
 
@@ -218,6 +219,7 @@ class VllmServer:
         self.port = 0
         self.startup_seconds = 0.0
         self.kv_cache_tokens: int | None = None
+        self.quantized = False
         self.kernels: list[str] | None = None
         self.emulated_kernels: list[str] | None = None
         self.engine_version = ""
@@ -282,8 +284,12 @@ class VllmServer:
         self.startup_seconds = round(time.monotonic() - started, 3)
         self.engine_version = str(self._get("/version").json()["version"])
         log = self._own_log()
-        self.kernels = kernels_of(log)
-        self.emulated_kernels = emulated_kernels(log, hardware()["flags"])
+        config = self.target / "config.json"
+        self.quantized = is_quantized(
+            json_object(config) if config.is_file() else {}, self._engine_args
+        )
+        self.kernels = kernels_of(log, self.quantized)
+        self.emulated_kernels = emulated_kernels(log, hardware()["flags"], self.quantized)
         sizes = re.findall(r"KV cache size: ([\d,]+) tokens", log)
         self.kv_cache_tokens = int(sizes[-1].replace(",", "")) if sizes else None
         return self

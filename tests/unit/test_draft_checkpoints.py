@@ -169,6 +169,31 @@ def test_a_server_without_a_draft_counts_nothing() -> None:
         accepted_by_segment(server, ROWS, 64, 3, ask=server.ask)
 
 
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_an_engine_that_does_not_use_the_draft_is_no_short_acceptance(drafts: int) -> None:
+    """With no draft the length is 1.0, and a gap of 0.15 allows that for a weak draft."""
+    server = Server()
+
+    def ask(*asked: Any) -> list[Answer]:
+        before = dict(server.counts)
+        said = server.ask(*asked)
+        server.counts |= {**before, "generated": server.counts["generated"]}
+        server.counts["drafts"] += drafts
+        return said
+
+    with pytest.raises(StageFailed, match="it does not use the draft") as caught:
+        accepted_by_segment(server, ROWS, 64, 3, ask=ask)
+    told = caught.value.problems[0].what
+    assert f"drafted {2 * drafts} times and accepted 0 tokens" in told
+    assert "answers have 12 after" in told
+
+
+def test_a_server_with_fewer_positions_is_told() -> None:
+    server = Server()
+    with pytest.raises(InfrastructureError, match="per_pos_total 3"):
+        accepted_by_segment(server, ROWS, 64, 4, ask=server.ask)
+
+
 # -- the stage -----------------------------------------------------------------------------------
 
 RECIPE = DraftRecipe(kind="draft", description="", epochs=3, learning_rate=1e-3)
@@ -201,7 +226,7 @@ class Shelf:
         self.served: list[str] = []
         self.accepted = dict(LENGTHS)
         self.change_answers = False
-        self.infeasible = False
+        self.infeasible = ""
         monkeypatch.setattr(draft_checkpoints, "bundle_of", self._bundle_of)
         monkeypatch.setattr(draft_checkpoints, "accepted_by_segment", self._accepted)
         monkeypatch.setattr(draft_checkpoints, "greedy_answers", self._plain)
@@ -237,7 +262,7 @@ class Shelf:
     def serve(self, bundle: Bundle) -> Iterator[Any]:
         self.served.append(bundle.name)
         if self.infeasible:
-            raise Infeasible("no kernel for it")
+            raise Infeasible(self.infeasible)
         yield SimpleNamespace(server=SimpleNamespace(url="", api_key="", served_name=bundle.name))
 
     def _accepted(
@@ -311,11 +336,28 @@ def test_a_draft_that_changes_answers_ends_the_stage(shelf: Shelf) -> None:
 
 
 def test_what_cannot_be_served_here_keeps_the_best_by_loss_and_the_reason(shelf: Shelf) -> None:
-    shelf.infeasible = True
+    shelf.infeasible = "no kernel for it"
     ref = shelf.choose()
     assert ref.summary == {"measured": False, "epoch": 2, "reason": "no kernel for it"}
     assert json.loads((ref.path / "draft" / "config.json").read_text()) == {"epoch": 2}
     assert "not measured: no kernel for it" in (ref.path / "report.md").read_text()
+
+
+def test_want_of_memory_is_not_remembered(shelf: Shelf) -> None:
+    """The engine's reason of one hour; another one stands until the key changes."""
+    shelf.infeasible = "No available memory for the cache blocks"
+    assert shelf.choose().summary["measured"] is False
+    begin_run(0)
+    shelf.infeasible = ""
+    assert shelf.choose().summary["measured"] is True
+
+    begin_run(0)
+    shelf.choice = shelf.choice.model_copy(update={"version": 9})
+    shelf.infeasible = "no kernel for it"
+    assert shelf.choose().summary["measured"] is False
+    begin_run(0)
+    shelf.infeasible = ""
+    assert shelf.choose().summary["measured"] is False
 
 
 def test_with_other_weights_than_it_was_trained_for_the_remedy_is_its_own_draft(

@@ -40,6 +40,7 @@ class FakeServer:
     served_name: str = "m"
     api_key: str = "k"
     emulated: bool | None = None
+    quantized: bool = False
 
     def metrics(self) -> dict[str, float]:
         count = len(self.bench.queue_bench.sent)
