@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ PARTS = ("train", "calibration")
 NONE_LEFT = (-1, -1)
 
 UNANSWERED_IN_A_ROW = 16
-"""So many rows (or `concurrency`) without an answer, and none answered between: an outage."""
+"""So many rows (or `concurrency`) without an answer, and none answered between: an outage. So many
+that are the first ones and are all refused with the same words: a recipe that cannot work."""
 
 
 def asked_rows(prompts: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,7 +45,8 @@ def ask_missing(
     """Ask for every sample of every row that has no answer.
 
     Raises `InfrastructureError` where one stays without, and `UserError` where a budget is
-    spent before. What was answered is kept: another try asks for the others only.
+    spent before or every request is refused alike. What was answered is kept: another try asks for
+    the others only.
     """
     missing = answers.count_missing()
     wanted_in_all = total * recipe.samples
@@ -57,9 +60,10 @@ def ask_missing(
     pending: list[ChatResult] = []
     in_a_row = 0
     limit = max(UNANSWERED_IN_A_ROW, recipe.concurrency)
+    refused = _AllRefused(limit, over=missing < wanted_in_all)
 
     def may_ask() -> bool:
-        return in_a_row < limit and budget_problem(answers, recipe) is None
+        return in_a_row < limit and not refused and budget_problem(answers, recipe) is None
 
     def requests() -> Iterator[ChatRequest]:
         wanted = answers.missing()
@@ -73,6 +77,7 @@ def ask_missing(
 
     def keep(result: ChatResult) -> None:
         nonlocal in_a_row
+        refused.look_at(result)
         if result.state == "pending":
             in_a_row += 1
             if not pending:
@@ -102,6 +107,12 @@ def ask_missing(
     )
     if answers.count_missing() and (problem := budget_problem(answers, recipe)):
         raise UserError(problem)
+    if answers.count_missing() and refused:
+        raise UserError.at(
+            "teacher_data",
+            f"the teacher refused the first {refused.count} requests, all with: {refused.reason}",
+            "look at served_model, sampling, context and tools: nothing more was asked",
+        )
     if pending:
         row = int(pending[0].id.split()[0])
         first = next(islice(asked_rows(prompts), row, None))[1]["id"]
@@ -109,6 +120,27 @@ def ask_missing(
             f"{answers.count_missing()} of {wanted_in_all} {of_what} got no answer; "
             f"{first}: {pending[0].reason}"
         )
+
+
+@dataclass
+class _AllRefused:
+    """True when `limit` requests were refused in the same words, and none answered before."""
+
+    limit: int
+    over: bool
+    """Something else came, so that it is not the recipe."""
+    count: int = 0
+    reason: str = ""
+
+    def look_at(self, result: ChatResult) -> None:
+        if result.state == "rejected" and result.reason == (self.reason or result.reason):
+            self.count += 1
+            self.reason = result.reason
+        elif result.state != "pending":
+            self.over = True
+
+    def __bool__(self) -> bool:
+        return not self.over and self.count >= self.limit
 
 
 def request_for(

@@ -140,7 +140,10 @@ def test_a_rejected_row_is_asked_again_by_the_next_run() -> None:
     teacher = Teacher(status=lambda prompt: 400 if wrong_model else 200)
     with teaching(teacher) as url:
         with pytest.raises(StageFailed, match="no answer was usable"):
-            run(recipe_for(url), 20)
+            run(recipe_for(url), 10)
+        with pytest.raises(UserError, match=r"first (1[6-9]|2\d) requests, all with: HTTP 400: no"):
+            run(recipe_for(url), 200)
+        assert teacher.asked.total() < 10 + 30, "not all of them"
         wrong_model = False
         assert run(recipe_for(url), 20).summary["answers"] == {"accepted": 18, "length": 2}
 
