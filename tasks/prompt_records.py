@@ -233,12 +233,14 @@ def _prompt(prompt: Any, name: str) -> str:
 
 def _check_texts(value: Any, name: str) -> None:
     """Raises for texts that cannot be sent: half characters, NUL, a picture in a column."""
-    texts = list(texts_in(value))
+    if value is None or isinstance(value, int):
+        return
+    texts = [value] if isinstance(value, str) else list(texts_in(value))
     if sum(map(len, texts)) > LONGEST_ROW:
         raise _TooLong("".join(texts))
     if any("\0" in text or not is_unicode(text) for text in texts):
         raise _bad(name, "holds a lone surrogate or NUL")
-    if not _is_json_text(value):
+    if not isinstance(value, str) and not _is_json_text(value):
         raise _bad(name, "is no plain JSON value")
 
 
