@@ -7,6 +7,7 @@ server, so that vLLM is the one that an AVX2 machine has.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.errors import Infeasible
 from registry.provenance import hardware
 from registry.settings import settings
 from tasks.engines import random_llama
@@ -39,11 +39,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
         "strategy": "group", "group_size": 64, "symmetric": True, "actorder": "static"
     },
     "eight_bits": {"strategy": "group", "group_size": 64, "symmetric": True, "num_bits": 8},
-    "awq": {"strategy": "group", "group_size": 64, "symmetric": False},
 }  # fmt: skip
+"""All that decides how weights are packed; AWQ's are as "asymmetric"."""
 
-
-INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 64, "symmetric": True}
+INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 64, "symmetric": False}
 FP8 = {
     "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
     "input_activations": {
@@ -62,29 +61,26 @@ def engine_has(platform: str) -> bool:
 
 
 def quantized(base: Path, out: Path, modifiers: dict[str, Any]) -> None:
-    """llmcompressor's checkpoint of a recipe, calibrated on a few sentences."""
-    import torch
+    """llmcompressor's checkpoint of a recipe; GPTQ is calibrated on a few sentences."""
     import yaml
     from datasets import Dataset
     from llmcompressor import oneshot
-    from llmcompressor.pipelines.cache import IntermediatesCache
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
     texts = [f"Where is order {number}? 运费多少？ It is on its way." for number in range(8)]
     model = AutoModelForCausalLM.from_pretrained(base, dtype="bfloat16")
-    with pytest.MonkeyPatch.context() as patched:
-        if not torch.accelerator.is_available():
-            # As tasks.engines.compressor has it: AWQ pins its cache without asking.
-            patched.setattr(IntermediatesCache, "pin_memory", lambda *_args, **_names: None)
-        oneshot(
-            model=model,
-            tokenizer=tokenizer,
-            recipe=yaml.safe_dump({"quant_stage": {"quant_modifiers": modifiers}}),
-            dataset=Dataset.from_dict(dict(tokenizer(texts))),
-            num_calibration_samples=len(texts),
-            shuffle_calibration_samples=False,
-        )
+    calibration = {
+        "tokenizer": tokenizer,
+        "dataset": Dataset.from_dict(dict(tokenizer(texts))),
+        "num_calibration_samples": len(texts),
+        "shuffle_calibration_samples": False,
+    }
+    oneshot(
+        model=model,
+        recipe=yaml.safe_dump({"quant_stage": {"quant_modifiers": modifiers}}),
+        **(calibration if "GPTQModifier" in modifiers else {}),
+    )
     model.save_pretrained(out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(base / name, out / name)
@@ -101,8 +97,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, weights in SCHEMES.items():
         of_all = {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 4, **weights}}
         how = {"config_groups": {"all": of_all}, "ignore": ["lm_head"]}
-        awq = {"AWQModifier": {"duo_scaling": True}, "QuantizationModifier": how}
-        quantized(base, folder / name, awq if name == "awq" else {"GPTQModifier": how})
+        # The order of GPTQ is what only GPTQ makes.
+        modifier = "GPTQModifier" if "actorder" in weights else "QuantizationModifier"
+        quantized(base, folder / name, {modifier: how})
     of_some = {
         "attention": {"targets": [r"re:.*self_attn\..*_proj$"], "weights": INT4},
         "mlp": {"targets": [r"re:.*mlp\..*_proj$"], **FP8},
@@ -128,13 +125,14 @@ def decompressed(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, quantization_config=plain, dtype="bfloat16")
 
 
-def asked(env: dict[str, str], *words: str) -> None:
+def asked(env: dict[str, str], *words: str) -> str:
     """Run unpacked_weights.py in the serve environment."""
     done = subprocess.run(
         [str(settings().serve_python), str(ASK), *words],
         env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_weights_are_those_of_transformers(models: Path, tmp_path: Path) -> None:
@@ -157,39 +155,60 @@ def test_weights_are_those_of_transformers(models: Path, tmp_path: Path) -> None
         torch.testing.assert_close(found[f"{name}.output"], layer(x), rtol=2e-2, atol=2e-3)
 
 
-QUICK = {
-    "enforce-eager": True,
-    "max-model-len": 256,
-    "kv-cache-memory-bytes": 64 * 2**20,
-    "distributed-executor-backend": "uni",
-}
-QUICK_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+def test_what_vllm_can_compute_is_left_to_it() -> None:
+    """On this machine as it is."""
+    if not engine_has("cpu"):
+        pytest.skip("the serve environment holds another build of vLLM")
+    found = json.loads(asked({}, "choose").splitlines()[-1])
+    assert found["operator"] is ("avx512f" in hardware()["flags"])
+    native = "CPUWNA16LinearKernel"
+    assert found["kernel"] == (native if found["operator"] else "UnpackedLinearKernel")
 
 
-def server(model: Path, log: Path, **env: str) -> VllmServer:
-    return VllmServer(model, log=log, served_name="m", engine_args=QUICK, env={**QUICK_ENV, **env})
+def test_without_the_plugin_the_engine_has_no_kernel(masked: dict[str, str]) -> None:
+    """When this fails, vLLM's AVX2 library has the kernel, and the package can go.
 
-
-def test_without_the_plugin_the_engine_dies(
-    models: Path, masked: dict[str, str], tmp_path: Path
-) -> None:
-    """When this fails, vLLM's AVX2 library has the kernel, and the package can go."""
-    running = server(models / "asymmetric", tmp_path / "vllm.log", VLLM_PLUGINS="", **masked)
-    with pytest.raises(Infeasible, match="no attribute 'cpu_gemm_wna16'"), running:
-        pass
+    vLLM chooses its kernel and calls an operator that is not there: "has no attribute
+    'cpu_gemm_wna16'", which `failure_of` knows as INFEASIBLE (tests/unit/test_vllm_server.py).
+    """
+    if not engine_has("cpu"):
+        pytest.skip("the serve environment holds another build of vLLM")
+    found = json.loads(asked({"VLLM_PLUGINS": "", **masked}, "choose").splitlines()[-1])
+    assert found == {"kernel": "CPUWNA16LinearKernel", "operator": False}
 
 
 def test_with_it_answers_are_those_of_transformers(
     models: Path, masked: dict[str, str], tmp_path: Path
 ) -> None:
-    """Greedy tokens and their log-probabilities, each given what the server had said before."""
+    """Greedy tokens and their log-probabilities, each given what the server had said before.
+
+    INT4 in one half of the layers and FP8 in the other, on a machine without AVX-512.
+    """
     import torch
 
-    model = decompressed(models / "asymmetric").float()
+    model = decompressed(models / "mixed").float()
     prompt = [5, 80, 100, 200, 31, 77]
-    with server(models / "asymmetric", tmp_path / "vllm.log", **masked) as running:
-        assert running.kernels == ["UnpackedLinearKernel"]
-        assert running.emulated_kernels == ["UnpackedLinearKernel"]
+    running = VllmServer(
+        models / "mixed",
+        log=tmp_path / "vllm.log",
+        served_name="m",
+        engine_args={
+            "enforce-eager": True,
+            "max-model-len": 256,
+            "kv-cache-memory-bytes": 64 * 2**20,
+            "distributed-executor-backend": "uni",
+        },
+        env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", **masked},
+    )
+    with running:
+        assert running.quantized is True
+        assert running.kernels is not None
+        fp8, int4 = running.kernels
+        assert int4 == "UnpackedLinearKernel"
+        assert fp8.endswith("TorchFP8ScaledMMLinearKernel")
+        # Without AMX, torch computes FP8 by plain operations.
+        amx = "amx_int8" in hardware()["flags"]
+        assert running.emulated_kernels == ([int4] if amx else [fp8, int4])
         assert running.emulated is True
         reply = httpx.post(
             f"{running.url}/completions",
@@ -211,19 +230,3 @@ def test_with_it_answers_are_those_of_transformers(
         assert math.isclose(probability, float(expected[place, token]), abs_tol=0.05)
         # bfloat16 there, float32 here: the best there is within the rounding of the best here.
         assert float(expected[place].max() - expected[place, token]) < 0.05
-
-
-def test_what_vllm_can_compute_is_left_to_it_and_fp8_needs_amx(
-    models: Path, tmp_path: Path
-) -> None:
-    """On this machine as it is: INT4 in one half of the layers and FP8 in the other."""
-    with server(models / "mixed", tmp_path / "vllm.log") as running:
-        assert running.kernels is not None
-        int4, fp8 = sorted(running.kernels, key=lambda name: "FP8" in name)
-        assert "FP8" in fp8
-        flags = hardware()["flags"]
-        if "avx512f" in flags:
-            assert int4 == "CPUWNA16LinearKernel"
-        assert running.emulated_kernels is not None
-        assert (fp8 in running.emulated_kernels) is ("amx_int8" not in flags)
-        assert (int4 in running.emulated_kernels) is ("avx512f" not in flags)

@@ -1,11 +1,12 @@
 """Runs in the serve environment: what vLLM and the plugin make of packed layers, without a server.
 
-python unpacked_weights.py choose                        the kernel of each type, as JSON
+python unpacked_weights.py choose                          vLLM's kernel of INT4, as JSON
 python unpacked_weights.py MODELS OUT.safetensors NAME...  one layer of each model, un-packed
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.scalar_type import scalar_types
 
@@ -100,7 +102,16 @@ def write(models: Path, out: Path, names: list[str]) -> None:
     save_file(kept, out)
 
 
+def choice() -> dict[str, object]:
+    chosen = choose_mp_linear_kernel(config((256, 256), 4, symmetric=True, group_size=64))
+    return {"kernel": chosen.__name__, "operator": hasattr(torch.ops._C, "cpu_gemm_wna16")}
+
+
 if __name__ == "__main__":
     load_general_plugins()
+    current_platform.import_kernels()
     with set_current_vllm_config(VllmConfig()):
-        write(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+        if sys.argv[1] == "choose":
+            print(json.dumps(choice()))
+        else:
+            write(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -9,6 +9,7 @@ import pytest
 
 from recipes.schema import DraftRecipe
 from registry.artifacts import Stage
+from registry.errors import Infeasible, StageFailed
 from tasks import draft_checkpoints, speculation
 
 RECIPE = DraftRecipe(kind="draft", description="", epochs=3, learning_rate=1e-3)
@@ -90,3 +91,34 @@ def test_a_published_drafts_content_is_in_the_key(tmp_path: Path) -> None:
     assert stages_of({"init_from": str(moved), "states": "transformers"}) == one
     (moved / "config.json").write_text('{"other": 1}')
     assert stages_of({"init_from": str(moved), "states": "transformers"})[0] != one[0]
+
+
+def test_a_published_draft_that_changed_since_the_plan_fails_its_candidate(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    recipe = RECIPE.model_copy(update={"init_from": str(folder), "states": "transformers"})
+    student, prompts = Stage(name="distill", version=1), Stage(name="prompts", version=1)
+    stage = speculation.stage(recipe, student, prompts)
+    # As it was planned, and no draft of this target: the candidate's mistake, not the release's.
+    with pytest.raises(StageFailed, match="cannot be read"):
+        speculation.check_published(stage, str(folder), tmp_path, {})
+    (folder / "config.json").write_text('{"other": 1}')
+    with pytest.raises(StageFailed, match="was changed since the release was planned"):
+        speculation.check_published(stage, str(folder), tmp_path, {})
+
+
+def test_a_target_that_gives_no_states_here_fails_its_candidate_alone() -> None:
+    class Server:
+        def __enter__(self) -> None:
+            raise Infeasible("no kernel for W4A16")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    server: Any = Server()
+    with (
+        pytest.raises(StageFailed, match="cannot serve the target: no kernel for W4A16") as told,
+        speculation.serving_states(server),
+    ):
+        pass
+    assert "states: transformers" in told.value.problems[0].remedy
