@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from recipes.model_sources import ModelSource
 from recipes.written import Written
@@ -12,25 +13,25 @@ from recipes.written import Written
 HELD_OUT_LOSS = "held_out_loss"
 
 
-TRAINING = frozenset(
-    {
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "gradient_accumulation_steps",
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "lr_scheduler_kwargs",
-        "lr_scheduler_type",
-        "max_grad_norm",
-        "neftune_noise_alpha",
-        "optim",
-        "optim_args",
-        "tf32",
-        "weight_decay",
-    }
-)
-"""What may stand in `training`: all else of TrainingArguments is the stage's own."""
+class Training(TypedDict, total=False):
+    """What may stand in `training`, as transformers.TrainingArguments has it: all else is ours."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[misc]
+
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)]
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)]
+    adam_epsilon: Annotated[float, Field(gt=0)]
+    gradient_accumulation_steps: Annotated[int, Field(gt=0, strict=True)]
+    gradient_checkpointing: Annotated[bool, Field(strict=True)]
+    gradient_checkpointing_kwargs: dict[str, Any]
+    lr_scheduler_kwargs: dict[str, Any]
+    lr_scheduler_type: str
+    max_grad_norm: Annotated[float, Field(ge=0)]
+    neftune_noise_alpha: Annotated[float, Field(gt=0)]
+    optim: str
+    optim_args: str
+    tf32: Annotated[bool, Field(strict=True)]
+    weight_decay: Annotated[float, Field(ge=0)]
 
 
 class Gkd(Written):
@@ -86,8 +87,8 @@ class DistillRecipe(Written):
     )
     gkd: Gkd | None = Field(default=None, description="For `method: logits`.")
     lora: dict[str, Any] = Field(description="peft.LoraConfig arguments, unchanged.")
-    training: dict[str, Any] = Field(
-        default_factory=dict,
+    training: Training = Field(
+        default_factory=lambda: Training(),
         description="transformers.TrainingArguments, unchanged: optimizer, its schedule, gradient "
         "accumulation and checkpointing.",
     )
@@ -135,9 +136,6 @@ class DistillRecipe(Written):
     @model_validator(mode="after")
     def _fits_together(self) -> DistillRecipe:
         logits = self.method == "logits"
-        foreign = sorted(set(self.training) - TRAINING)
-        if foreign:
-            raise ValueError(f"`training` takes {', '.join(sorted(TRAINING))}; not {foreign}")
         if self.gkd is not None and not logits:
             raise ValueError("`gkd` is for `method: logits`")
         if logits and self.packing:

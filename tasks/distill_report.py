@@ -107,9 +107,12 @@ def _merge(config: Mapping[str, Any], merge: Mapping[str, Any]) -> list[str]:
             for name, key in (("merged, float32", "float32"), ("as stored", "stored"))
         ],
     )
+    losses = merge["losses"]
     note = [
         "",
         f"Differences in standard deviations of the logits; stored as {merge['stored_dtype']}.",
+        f"Loss of {merge['loss_rows']} held-out rows: {losses['trained']:.4f} in training, "
+        f"{losses['applied']:.4f} with the adapter read back, {losses['stored']:.4f} as stored.",
     ]
     if config["quantize_base"]:
         note.append(

@@ -35,7 +35,7 @@ from tasks.prompt_files import read_jsonl, write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 from tasks.teacher_asking import in_context
 
-VERSION = 3
+VERSION = 4
 
 NO_PART_OF_THE_KEY = {"description", "student", "checkpoint"}
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from registry.errors import Problem, StageFailed
 from tasks.engines import (
+    adapters,
     held_out,
     logit_distillation,
+    lora_merge,
     loss_mask,
     packing,
     training_loop,
@@ -48,7 +50,7 @@ def train(
         logit_distillation.check_teacher(
             Path(job["base"]), Path(job["teacher"]), job["gkd"], teachers is not None
         )
-    model = adapted(load_base(job, dtype), job)
+    model = adapters.adapted(load_base(job, dtype), job)
     trainable = sum(part.numel() for part in model.parameters() if part.requires_grad)
     run = _Run(job, tokenizer, pad_id, model, held_out_part, teachers, precision.name)
     rows: Any = [{"input_ids": each.input_ids, "labels": each.labels} for each in train_part]
@@ -77,7 +79,8 @@ def train(
     arguments = training_loop.arguments(job, schedule, work, bf16=precision.name == "bfloat16")
     lengths = [len(row["input_ids"]) for row in rows]
     trainer = run.trainer(arguments, rows, train_part, lengths)
-    keeper = training_loop.keeper(schedule, work, run.look, better(job))
+    training_loop.check_optimizer(trainer, schedule.total)
+    keeper = training_loop.keeper(schedule, work, run.look, run.keep, better(job))
     training_loop.watch(trainer, keeper)
 
     checkpoint = training_loop.newest_checkpoint(work)
@@ -173,12 +176,9 @@ class _Run:
                 part = [Example("", row["input_ids"], row["labels"]) for row in batch]
                 return loss_mask.tensors(part, self.pad_id, partial=partial)
 
-            return ordered(
-                model=self.model,
-                args=TrainingArguments(**arguments),
-                train_dataset=rows,
-                data_collator=collate,
-            )
+            with training_loop.of_training():
+                given = TrainingArguments(**arguments)
+            return ordered(model=self.model, args=given, train_dataset=rows, data_collator=collate)
         from trl.experimental.gkd import GKDConfig
 
         longest = _room(self.model)
@@ -188,9 +188,10 @@ class _Run:
         self.teacher = logit_distillation.load_teacher(
             Path(self.job["teacher"]), kept.dtype, kept.device
         )
-        config = GKDConfig(
-            **{"gradient_checkpointing": False, **arguments}, **self.job["gkd"], max_length=None
-        )
+        with training_loop.of_training():
+            config = GKDConfig(
+                **{"gradient_checkpointing": False, **arguments}, **self.job["gkd"], max_length=None
+            )
         ordered = training_loop.ordered(logit_distillation.trainer_class(), lengths, per_step, seed)
         return ordered(
             model=self.model,
@@ -205,6 +206,15 @@ class _Run:
         """What a look at the held-out rows measures."""
         with as_trained(model, self.precision):
             return self._look(model)
+
+    def keep(self, model: Any, folder: Path) -> None:
+        """Save the adapter with what it scores on the rows that its merge is compared on."""
+        model.save_pretrained(folder)
+        with as_trained(model, self.precision):
+            loss = held_out.loss(
+                model, self.held_out[: lora_merge.MERGE_PROMPTS], self.pad_id, self.batch_size
+            )
+        (folder / lora_merge.TRAINED).write_text(json.dumps({"loss": loss}))
 
     def _look(self, model: Any) -> dict[str, float]:
         found = {"held_out_loss": held_out.loss(model, self.held_out, self.pad_id, self.batch_size)}
@@ -264,29 +274,6 @@ def load_base(job: Mapping[str, Any], dtype: Any) -> Any:
         job["base"], quantization_config=quantization, device_map={"": device}, **given
     )
     return peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
-
-def adapted(model: Any, job: Mapping[str, Any]) -> Any:
-    """`model` with one new adapter. Raises `StageFailed` for arguments that peft does not take."""
-    import peft
-
-    arguments = {"task_type": "CAUSAL_LM", **job["lora"]}
-    try:
-        found = peft.get_peft_model(model, peft.LoraConfig(**arguments))
-    except (TypeError, ValueError) as error:
-        raise StageFailed(
-            Problem("lora", str(error), "these are the arguments of peft.LoraConfig")
-        ) from None
-    if list(found.peft_config) != ["default"]:
-        raise StageFailed(Problem("lora", f"several adapters at once: {list(found.peft_config)}"))
-    if job["training"].get("gradient_checkpointing"):
-        # Nothing below the first adapter has a gradient, and recomputing would give none.
-        found.enable_input_require_grads()
-    # peft does so for the adapter, not for `modules_to_save`: in bfloat16 small steps would vanish.
-    for part in found.parameters():
-        if part.requires_grad:
-            part.data = part.data.float()
-    return found
 
 
 def _room(model: Any) -> int:

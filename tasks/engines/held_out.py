@@ -94,7 +94,17 @@ def metrics(
                 raise StageFailed(
                     Problem("best_by", f"the suite's task computes no {name!r}: {sorted(found)}")
                 )
-            totals[name] += float(found[name])
+            try:
+                totals[name] += float(found[name])
+            except (TypeError, ValueError):
+                raise StageFailed(
+                    Problem(
+                        "best_by",
+                        f"the suite's task gives no number for {name!r} of one item, so only the "
+                        "harness can sum it up",
+                        "write `best_by: held_out_loss`",
+                    )
+                ) from None
     return {name: value / len(rows) for name, value in totals.items()} | {
         "ended": ended / len(rows)
     }

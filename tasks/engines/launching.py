@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from tasks.engines.subprocesses import job_main
 
 LINE = "PILOTAGE_LAUNCH_LINE"
 """Environment variable by which the processes know how they were started."""
+
+
+REPORT_SECONDS = 30.0
+"""How long a process that met a mistake leaves the first one to report it."""
 
 
 def is_worker() -> bool:
@@ -101,15 +106,24 @@ def launched(module: str, job: Mapping[str, Any], processes: int) -> dict[str, A
 
 
 def main(run: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-    """`job_main`, but only the first of several processes writes a result."""
+    """`job_main`, but only the first of several processes writes a result.
+
+    A process that ends with a mistake ends with status 1: the launcher ends the others only then,
+    and on GPUs they would wait in their next collective for as long as it may take.
+    """
     if is_first():
         job_main(run)
+        result = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+        if is_worker() and "error" in result:
+            sys.exit(1)
         return
     try:
         run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except UserError:
-        # The first process meets the same mistake and reports it.
-        sys.exit(0)
+    except UserError as error:
+        # The first process mostly meets the same mistake: it has a while to write that down.
+        print(f"process {os.environ['RANK']}: {error}", flush=True)
+        time.sleep(REPORT_SECONDS)
+        sys.exit(1)
 
 
 def one_gpu_a_process() -> None:

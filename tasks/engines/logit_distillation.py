@@ -7,7 +7,8 @@ teacher's stored answers, `lmbda` and `seq_kd` are GKD's. What is ours:
 * the labels (`loss_mask`): GKD's collator renders conversations itself and needs markers in the
   chat template, so it gets another one (`collate`);
 * each loss is a mean over the tokens that are there. transformers hands GKD a count that was taken
-  before the student wrote its own answers, and GKD does not make up for DDP's averaging;
+  before the student wrote its own answers, and GKD does not make up for DDP's averaging. So a
+  step over several batches or processes learns the mean of their means;
 * a teacher that reads a context that the student does not: the logits are gathered at the answer's
   tokens on both sides and handed to GKD's own loss function.
 """
@@ -190,6 +191,9 @@ def trainer_class() -> type:
     from trl.experimental.gkd import GKDTrainer
 
     class LogitTrainer(GKDTrainer):
+        # Every loss is a mean of its own batch: gathered over several batches it must be divided.
+        loss_is_scaled_for_ga = False
+
         def compute_loss(
             self,
             model: Any,

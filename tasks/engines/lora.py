@@ -19,12 +19,12 @@
 RESULT: `rows`, `train_rows`, `held_out_rows`, `too_long` (rows left out), `truncated`,
 `own_turns`, `last_token_not_end` (share), `tokens` (trained on, all epochs, padding not counted),
 `supervised_tokens` (per epoch), `steps`, `resumed_from` (step; 0 in a run that was not killed),
-`held_out_loss_before`, `held_out_loss_after` (nat per supervised token, of what is merged),
+`held_out_loss_before`, `held_out_loss_after` (nat per supervised token, of the chosen look),
 `chosen` (the look at the held-out rows that is merged), `looks` (all), `curve` (step, loss),
 `train_loss`, `training_seconds`, `training_processor_seconds` and `tokens_per_second` (of this
 process's own steps, without the looks), `seconds`,
 `trainable_parameters`, `compute_dtype`, `compute_dtype_why`, `quantize_base`, `packing`,
-`peak_memory_gib`, `peak_gpu_memory_gib`, `launch`, `merge` (see `merge_check.compared`),
+`peak_memory_gib`, `peak_gpu_memory_gib`, `launch`, `merge` (see `lora_merge`),
 `samples` (prompt, answer, expected).
 """
 
@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +59,8 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     # Before torch is loaded: OpenMP threads that wait by spinning took five times as long, and four
     # times the processor time, on two cores with other work on them; waiting asleep cost nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Everything lies in folders; TRL would tell its hub which trainer is used.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     launching.one_gpu_a_process()
     import torch
     from transformers import AutoTokenizer, set_seed
@@ -73,7 +74,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     data = loss_mask.load(
         Path(job["train_file"]),
         tokenizer,
-        end_ids=model_files.end_token_ids(base) or [tokenizer.eos_token_id],
+        end_ids=end_ids(base, tokenizer),
         max_length=int(job["max_length"]),
     )
     print(f"rows whose last supervised token is not end-of-turn: {data.last_token_not_end:.2%}")
@@ -85,9 +86,10 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     if launching.is_worker() and not launching.is_first():
         return {}
     chosen = choose(trained["looks"], trained["train_loss"], job)
-    adapter = out / "adapter"
-    shutil.copytree(training_loop.best_adapter(Path(job["work_dir"]), chosen), adapter)
-    merge, samples = lora_merge.merge_and_save(base, adapter, tokenizer, held_out, out / "merged")
+    kept = training_loop.best_adapter(Path(job["work_dir"]), chosen)
+    merge, samples = lora_merge.merge_and_save(
+        base, kept, out, tokenizer, held_out, {**job, "compute_dtype": trained["compute_dtype"]}
+    )
     return {
         "rows": data.rows,
         "train_rows": len(train),
@@ -109,6 +111,21 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         **launching.peak_memory(),
         "seconds": round(time.monotonic() - started, 2),
     }
+
+
+def end_ids(base: Path, tokenizer: Any) -> list[int]:
+    """What ends an answer. Raises `StageFailed` for a student that names no such token."""
+    found = model_files.end_token_ids(base) or [tokenizer.eos_token_id]
+    if None in found:
+        raise StageFailed(
+            Problem(
+                str(base),
+                "names no end token (`eos_token_id` of generation_config.json or config.json, "
+                "`eos_token` of the tokenizer)",
+                "name the token that ends a turn in its chat template",
+            )
+        )
+    return found
 
 
 def check_job(job: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ Segment = tuple[str, list[int]]
 other role is only read."""
 
 LEARNED = ("assistant", "cut")
+
+DAY = datetime(2026, 1, 1)
+"""The date of every row for a chat template that writes today's (Llama 3): a run that goes on after
+midnight would otherwise have other tokens, and by them another held-out part."""
 
 
 class Refused(Exception):
@@ -193,18 +198,32 @@ def takes_positions(model: Any) -> bool:
 def split(
     examples: Sequence[Example], held_out_share: float, seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """Training and held-out part. Rows with one prompt stay together; the order is the seed's."""
+    """Training and held-out part. Rows with one prompt stay together; the order is the seed's.
+
+    The held-out part is at most twice its share where prompts allow it.
+    """
 
     def rank(example: Example) -> str:
         return hashlib.sha256(f"{seed}:{example.prompt_hash}".encode()).hexdigest()
 
-    ordered = sorted(examples, key=lambda example: (rank(example), example.name))
-    cut = max(1, round(len(ordered) * held_out_share))
-    while cut < len(ordered) and rank(ordered[cut]) == rank(ordered[cut - 1]):
-        cut += 1
-    if cut >= len(ordered):
+    groups: dict[str, list[Example]] = {}
+    for example in sorted(examples, key=lambda example: (rank(example), example.name)):
+        groups.setdefault(rank(example), []).append(example)
+    wanted = max(1, round(len(examples) * held_out_share))
+    chosen: list[str] = []
+    count = 0
+    for place, group in groups.items():
+        # A prompt with very many rows is trained on: held out, it would be most of the data.
+        if count < wanted and count + len(group) <= 2 * wanted:
+            chosen.append(place)
+            count += len(group)
+    if not chosen:
+        chosen = [min(groups, key=lambda place: len(groups[place]))]
+    if len(chosen) == len(groups):
         raise StageFailed(Problem("held_out_share", "no training rows with another prompt left"))
-    return ordered[cut:], ordered[:cut]
+    held_out = [example for place in chosen for example in groups[place]]
+    train = [example for place, group in groups.items() if place not in chosen for example in group]
+    return train, held_out
 
 
 # -- from messages to segments ---------------------------------------------------------------
@@ -224,12 +243,19 @@ def segments(
     Raises `Refused` where the template does not let the turns be told apart.
     """
     messages = [_with_parsed_arguments(message) for message in messages]
-    given = {"tools": list(tools)} if tools else {}
+    given: dict[str, Any] = {"tools": list(tools)} if tools else {}
+    if "strftime_now" in str(getattr(tokenizer, "chat_template", None)):
+        given["strftime_now"] = DAY.strftime
 
     def rendered(upto: int, prompt: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
-            messages[:upto], tokenize=False, add_generation_prompt=prompt, **given
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text: str = tokenizer.apply_chat_template(
+                messages[:upto], tokenize=False, add_generation_prompt=prompt, **given
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise Refused(f"the chat template cannot show it: {error}") from None
         return text
 
     def tokens(text: str) -> list[int]:

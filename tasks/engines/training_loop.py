@@ -11,18 +11,20 @@ and started again gives the loss curve of one that was not. In the work folder:
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.digests import digest_of_file
-from registry.errors import InfrastructureError
+from registry.errors import InfrastructureError, Problem, StageFailed
 
 COMPLETE = "complete.json"
 CURVE_POINTS = 1000
@@ -104,6 +106,38 @@ def arguments(job: Mapping[str, Any], schedule: Schedule, work: Path, bf16: bool
     }
 
 
+@contextmanager
+def of_training() -> Iterator[None]:
+    """What transformers refuses of the recipe's `training` is a mistake of its writer."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, KeyError, NotImplementedError) as error:
+        raise StageFailed(
+            Problem("training", str(error), "these are transformers.TrainingArguments")
+        ) from None
+
+
+def check_optimizer(trainer: Any, steps: int) -> None:
+    """Make the optimizer and its schedule once over nothing, before training makes its own."""
+    import torch
+    from transformers import get_scheduler
+
+    given = trainer.args
+    with of_training():
+        kind, arguments = trainer.get_optimizer_cls_and_kwargs(given, trainer.model)
+        names = inspect.signature(kind).parameters
+        more = {"weight_decay": given.weight_decay} if "weight_decay" in names else {}
+        place = torch.nn.Parameter(torch.zeros(1))
+        optimizer = kind([place], **{**more, **arguments})
+        get_scheduler(
+            given.lr_scheduler_type,
+            optimizer,
+            given.get_warmup_steps(steps),
+            steps,
+            scheduler_specific_kwargs=given.lr_scheduler_kwargs,
+        )
+
+
 def ordered(trainer_class: type, lengths: Sequence[int], rows_per_step: int, seed: int) -> type:
     """A trainer class that groups rows by length in an order that seed and epoch alone decide.
 
@@ -183,12 +217,13 @@ def keeper(
     schedule: Schedule,
     work: Path,
     look: Callable[[Any], dict[str, float]],
+    keep: Callable[[Any, Path], None],
     better: Better,
 ) -> Any:
     """The callback that looks at the held-out rows, keeps the best adapter, and saves.
 
-    `look(model)` measures; only the first process is asked. Looks stand in the trainer's own log
-    history, so that they are in its checkpoints.
+    `look(model)` measures, `keep(model, folder)` saves; only the first process is asked. Looks
+    stand in the trainer's own log history, so that they are in its checkpoints.
     """
     import torch
     from transformers import TrainerCallback
@@ -260,7 +295,6 @@ def keeper(
                 "epoch": round(state.global_step / schedule.steps_per_epoch, 4),
                 **look(plain),
             }
-            plain.train()
             state.log_history.append({"look": found, "step": state.global_step})
             measured = ", ".join(
                 f"{name} {value:.4f}" for name, value in found.items() if name not in LOOK_PLACE
@@ -269,7 +303,8 @@ def keeper(
             if state.global_step and (earlier is None or better(found, earlier)):
                 folder = work / "best" / f"step-{state.global_step}"
                 shutil.rmtree(folder, ignore_errors=True)
-                plain.save_pretrained(folder)
+                keep(plain, folder)
+            plain.train()
             self.looking_seconds += time.monotonic() - began
             self.looking_processor_seconds += time.process_time() - used
 

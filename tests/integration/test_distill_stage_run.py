@@ -77,13 +77,13 @@ def test_logits_with_a_context_from_end_to_end(models: tuple[Path, Path]) -> Non
     assert "Chosen by `held_out_loss`" in (ref.path / "report.md").read_text()
     # Nothing of it is left but the student, and a second run finds that.
     assert not distillation.work_folder(stage).exists()
-    assert distillation.distill.fn(stage).key == ref.key
+    assert distillation.distill.fn(stage, Checkpoint()).key == ref.key
 
 
 def test_a_refusal_leaves_nothing_that_would_be_found_again(models: tuple[Path, Path]) -> None:
     parents = made("student", models[0]), made("answers")
     stage = distillation.stage(recipe(lora={"rank": 4}), *parents)
     with pytest.raises(StageFailed, match=r"peft\.LoraConfig"):
-        distillation.distill.fn(stage)
+        distillation.distill.fn(stage, Checkpoint())
     assert not Store(settings().store_dir).folder(stage).exists()
     assert not distillation.work_folder(stage).exists()

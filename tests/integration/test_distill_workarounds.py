@@ -21,7 +21,7 @@ def test_transformers_length_groups_come_from_the_global_random_state() -> None:
 
 
 def test_peft_leaves_modules_to_save_in_bfloat16(tmp_path: Path) -> None:
-    """peft 0.21; `adapter_training.adapted` brings them to float32."""
+    """peft 0.21; `adapters.adapted` brings them to float32."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM

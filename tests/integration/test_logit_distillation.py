@@ -94,6 +94,20 @@ def test_answers_may_be_written_while_it_trains(
     assert result["chosen"]["held_out_kl"] < result["looks"][0]["held_out_kl"]
 
 
+def test_batches_gathered_into_a_step_weigh_what_one_batch_does(
+    base: Path, teacher: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Three batches of three rows: the mean of their losses, not the sum."""
+    whole = lora.run(logits_job(base, rows, tmp_path / "whole", teacher, epochs=2))
+    gathered = {"batch_size": 3, "training": {"gradient_accumulation_steps": 3}}
+    parts = lora.run(logits_job(base, rows, tmp_path / "parts", teacher, epochs=2, **gathered))
+    assert parts["steps"] == whole["steps"]
+    assert [loss for _, loss in parts["curve"]] == pytest.approx(
+        [loss for _, loss in whole["curve"]], rel=0.1
+    )
+    assert parts["chosen"]["held_out_kl"] == pytest.approx(whole["chosen"]["held_out_kl"], rel=0.1)
+
+
 def test_a_run_that_was_killed_writes_the_same_answers_again(
     base: Path, teacher: Path, rows: Path, tmp_path: Path
 ) -> None:

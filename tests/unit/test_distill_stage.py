@@ -12,7 +12,7 @@ from eval_suites.loader import load_accuracy
 from recipes import loader
 from recipes.schema import DistillRecipe, TeacherRecipe
 from registry.artifacts import Stage
-from registry.errors import UserError
+from registry.errors import Problem, StageFailed, UserError
 from registry.settings import CHECKOUT
 from tasks import distillation, planning
 from tasks.distill_report import page
@@ -101,7 +101,11 @@ def test_mistakes_between_recipe_teacher_and_suite_are_found_together() -> None:
         ({"method": "logits", "lora": {"target_modules": ["lm_head"]}}, "no adapter on `lm_head`"),
         ({"method": "logits", "gkd": {"lmbda": 1.5}}, "less than or equal to 1"),
         ({"quantize_base": "int3"}, "nf4"),
-        ({"training": {"output_dir": "/"}}, r"not \['output_dir'\]"),
+        ({"training": {"output_dir": "/"}}, r"training\.output_dir\n.*not permitted"),
+        ({"training": {"gradient_accumulation_steps": 0}}, "greater than 0"),
+        ({"training": {"gradient_accumulation_steps": 2.5}}, "valid integer"),
+        ({"training": {"max_grad_norm": "x"}}, "valid number"),
+        ({"training": {"gradient_checkpointing": "no"}}, "valid boolean"),
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -128,6 +132,27 @@ def test_the_launch_line_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launching.is_worker() and launching.launch_line() == "the line"
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_mistake_in_one_of_several_processes_ends_them_all(
+    rank: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchrun ends the others only for a status that is not 0; NCCL would let them wait."""
+
+    def run(job: Any) -> dict[str, Any]:
+        raise StageFailed(Problem("training", "is wrong"))
+
+    files = [tmp_path / "job.json", tmp_path / "result.json"]
+    files[0].write_text("{}")
+    monkeypatch.setattr("sys.argv", ["lora", *map(str, files)])
+    monkeypatch.setattr(launching, "REPORT_SECONDS", 0.0)
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", rank), (launching.LINE, "the line")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        launching.main(run)
+    assert ended.value.code == 1
+    assert files[1].exists() is (rank == "0")
+
+
 @pytest.mark.parametrize(("seen", "kept"), [(None, "0"), ("2,3", "2"), ("5", "5"), ("", "")])
 def test_one_process_sees_one_gpu(
     monkeypatch: pytest.MonkeyPatch, seen: str | None, kept: str
@@ -146,6 +171,7 @@ def test_one_process_sees_one_gpu(
 
 def result(**more: Any) -> dict[str, Any]:
     figures = {"mean_relative": 1e-6, "max_relative": 2e-6, "token_agreement": 1.0}
+    losses = {"trained": 1.0, "applied": 1.0001, "stored": 1.01}
     looks = [
         {"step": 0.0, "epoch": 0.0, "held_out_loss": 2.0, "hit_rate": 0.0},
         {"step": 6.0, "epoch": 0.5, "held_out_loss": 1.0, "hit_rate": 0.75},
@@ -174,7 +200,13 @@ def result(**more: Any) -> dict[str, Any]:
         "peak_memory_gib": 1.5,
         "peak_gpu_memory_gib": None,
         "launch": None,
-        "merge": {"float32": figures, "stored": figures, "stored_dtype": "torch.bfloat16"},
+        "merge": {
+            "float32": figures,
+            "stored": figures,
+            "stored_dtype": "torch.bfloat16",
+            "losses": losses,
+            "loss_rows": 5,
+        },
         "samples": [{"prompt": "a | b\nc", "answer": "d", "expected": "e"}],
         **more,
     }
@@ -187,6 +219,7 @@ def test_the_page_says_what_was_chosen_and_what_was_used(tmp_path: Path) -> None
     assert "| 6 * | 0.50 | 1.0000 | 0.7500 |" in text
     assert "| precision | float32 (CPU without bfloat16 instructions) |" in text
     assert "| peak memory | 1.50 GiB |" in text
+    assert "Loss of 5 held-out rows: 1.0000 in training, 1.0001 with the adapter" in text
     assert "| 1 | 23.0000 |" in text and "| 12 | 12.0000 |" in text
     assert "    a | b\n    c\n" in text
     quantized = page(

@@ -158,3 +158,18 @@ def test_rows_with_one_prompt_are_never_on_both_sides() -> None:
     assert loss_mask.split(examples, 0.2, seed=1) != (train, held_out)
     with pytest.raises(StageFailed):
         loss_mask.split(examples[:3], 0.5, seed=0)
+
+
+def test_a_prompt_with_most_of_the_rows_is_trained_on() -> None:
+    """Where the seed would hold it out, the training would be over a rest."""
+    prompts = [10] * 80 + list(range(11, 31))
+    examples = [
+        build(f"{at}", [("user", [prompt]), ("assistant", [3, END])], [END])
+        for at, prompt in enumerate(prompts)
+    ]
+    for seed in range(30):
+        train, held_out = loss_mask.split(examples, 0.05, seed=seed)
+        assert len(held_out) == 5 and len(train) == 95
+    large = [example for example in examples if example.name in map(str, range(75, 82))]
+    train, held_out = loss_mask.split(large, 0.05, seed=0)  # 5 of one prompt, 2 of one row
+    assert len(held_out) == 1
