@@ -22,10 +22,10 @@ from eval_suites.load import LoadProfile, OutputLog, Scenario
 from registry.digests import digest_of
 from registry.errors import Problem, UserError
 from registry.whole_files import write_whole
-from tasks.chat_rows import Malformed, messages_in, tools_in
+from tasks.chat_rows import Malformed, kind_of, messages_in, tools_in
 from tasks.conversations import messages_of
+from tasks.prompt_tables import read_table
 from tasks.rejects import is_unicode, refuse
-from tasks.strict_json import strict_loads
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,6 +38,8 @@ BLOCK = 16
 
 FIRST_PROMPT = "first_prompt"
 """File of a measurement's folder: the number where its synthetic prompts begin."""
+
+EXAMPLE = 'each row needs an id of its own, e.g. {"id": "a", "prompt": "hello"}'
 
 TRIES = 200
 """Changes of a text until it has the asked number of tokens."""
@@ -168,45 +170,43 @@ def read_prompts(path: Path) -> list[Row]:
 
     Raises `UserError` naming bad lines.
     """
+    table = read_table(path)
     rows: dict[str, Row] = {}
     named: dict[str, tuple[int, str]] = {}
-    problems: list[Problem] = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "is no UTF-8 text"
-        raise UserError.at(path, f"cannot be read: {why}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    problems = [(reject.line, reject.problem(path)) for reject in table.rejects]
+    for line, columns in ((row.line, row.columns) for row in table.rows):
         try:
-            row = strict_loads(line)
-            chat: Row = {"messages": messages_in(messages_of(row), "messages")}
-            if tools := tools_in(row.get("tools"), "tools"):
-                chat["tools"] = tools
-            said = chat if tools else chat["messages"]
-            if not is_unicode(json.dumps(chat, ensure_ascii=False)):
-                raise Malformed("not Unicode", "a text holds a lone surrogate")
-            digest = digest_of(said)
+            name, chat = _chat(columns)
+            digest = digest_of(chat if "tools" in chat else chat["messages"])
             # Requests are recorded by the id of their prompt.
-            first, other = named.setdefault(str(row["id"]), (number, digest))
+            first, other = named.setdefault(name, (line, digest))
             if other != digest:
-                raise Malformed("an id twice", f"id {row['id']!r} is that of line {first} too")
-            rows.setdefault(digest, {"id": str(row["id"]), **chat})
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            RecursionError,
-            Malformed,
-        ) as error:
-            why = {"'id'": "no id", "'prompt'": "no prompt and no messages"}.get(str(error), error)
-            example = 'each line needs an id of its own, e.g. {"id": "a", "prompt": "hello"}'
-            problems.append(Problem(f"{path}:{number}", f"cannot be sent: {why}", example))
+                raise Malformed("an id twice", f"id {name!r} is that of line {first} too")
+        except Malformed as error:
+            problems.append((line, Problem(f"{path}:{line}", str(error), EXAMPLE)))
+        else:
+            rows.setdefault(digest, {"id": name, **chat})
     if problems:
-        raise refuse(problems, path)
+        problems.sort(key=lambda one: one[0])
+        raise refuse([problem for _, problem in problems], path)
+    if not rows:
+        raise UserError.at(path, "holds no prompts", EXAMPLE)
     return list(rows.values())
+
+
+def _chat(columns: Row) -> tuple[str, Row]:
+    """Id and `{"messages"[, "tools"]}` of a row. Raises `Malformed`."""
+    name = columns.get("id")
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        raise Malformed("no id", f"id is {'empty' if name == '' else kind_of(name)}")
+    if not columns.get("messages") and columns.get("prompt") is None:
+        raise Malformed("no prompt", "has no prompt and no messages")
+    chat: Row = {"messages": messages_in(messages_of(columns), "messages")}
+    if tools := tools_in(columns.get("tools"), "tools"):
+        chat["tools"] = tools
+    if not is_unicode(json.dumps(chat, ensure_ascii=False)):
+        raise Malformed("not Unicode", "a text holds a lone surrogate")
+    return str(name), chat
 
 
 def from_file(path: Path, tokenizer: Path | None = None) -> Prompts:

@@ -163,8 +163,17 @@ def test_a_file_with_odd_lines_is_a_users_error(tmp_path: Path) -> None:
         from_file(path)
     assert f"{path}:2" in str(error.value)
     assert f"{path}:3" in str(error.value)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no such file"):
         from_file(tmp_path / "nowhere.jsonl")
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(UserError, match="holds no prompts"):
+        from_file(path)
+    path.write_text(json.dumps([{"id": 1, "prompt": "a"}]), encoding="utf-8")
+    with pytest.raises(UserError, match="one JSON document"):
+        from_file(path)
+    table = tmp_path / "prompts.csv"
+    table.write_text("id,prompt\n1,a\n2,b\n", encoding="utf-8")
+    assert texts(from_file(table).take(2)) == ["a", "b"]
 
 
 def test_an_id_is_of_one_prompt_and_a_text_can_be_sent(tmp_path: Path) -> None:
@@ -174,14 +183,14 @@ def test_an_id_is_of_one_prompt_and_a_text_can_be_sent(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         from_file(path)
     assert [(one.where, one.what) for one in error.value.problems] == [
-        (f"{path}:5", "cannot be sent: id 7 is that of line 4 too"),
-        (f"{path}:6", "cannot be sent: a text holds a lone surrogate"),
+        (f"{path}:5", "id '7' is that of line 4 too"),
+        (f"{path}:6", "a text holds a lone surrogate"),
     ]
     path.write_text("{}\n" * 50)
     with pytest.raises(UserError) as error:
         from_file(path)
     assert len(error.value.problems) == 21
-    assert error.value.problems[0].what == "cannot be sent: no prompt and no messages"
+    assert error.value.problems[0].what == "id is missing"
     assert error.value.problems[-1].what == "and 30 more bad rows"
 
 
