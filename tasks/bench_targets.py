@@ -52,6 +52,9 @@ class Target:
     pids: Callable[[], list[int]] | None = None
     check_alive: Callable[[], None] = lambda: None
     emulated: bool | None = None
+    quantized: bool = False
+    log: Path | None = None
+    """Of a server of ours."""
 
     @property
     def ours(self) -> bool:
@@ -136,6 +139,8 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
             pids=lambda: [server.pid],
             check_alive=server.check_alive,
             emulated=server.emulated,
+            quantized=server.quantized,
+            log=server.log,
         )
 
 
@@ -178,6 +183,8 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
             pids=lambda: [server.pid],
             check_alive=server.check_alive,
             emulated=server.emulated,
+            quantized=server.quantized,
+            log=server.log,
         )
 
 

@@ -30,6 +30,7 @@ from tasks.engines.vllm_bench import VllmBench
 from tasks.hardware import price_of
 from tasks.measured_folders import default_folder, prompts_digest, put_aside
 from tasks.progress import LOG
+from tasks.serving import check_times_count
 
 GENERATORS: dict[str, Callable[[str, Path], Any]] = {
     "vllm": lambda key, log: VllmBench(key, log=log),
@@ -80,6 +81,7 @@ def bench(
     told = {"profile": digest_of(profile), "target": identity}
     folder = (out or default_folder("bench", load, told)).resolve()
     with opened as target, _alone_in(folder):
+        check_times_count(target, profile.production)
         _make_room(folder)
         if profile.search is None:
             # Nothing is known of what a stopped one has sent: others are sent.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from prefect import task
 
@@ -189,14 +189,25 @@ class RemoteTeacher:
 Served = ServedBundle | RemoteTeacher
 
 
-def check_times_count(server: VllmServer, production: bool) -> None:
+class Kernels(Protocol):
+    """What a server of ours says of its kernels."""
+
+    @property
+    def quantized(self) -> bool: ...
+    @property
+    def emulated(self) -> bool | None: ...
+    @property
+    def log(self) -> Path | None: ...
+
+
+def check_times_count(server: Kernels, production: bool) -> None:
     """Before times are taken under a profile of production: is it known whose kernels they are?
 
     Raises `UserError` where a quantized target's log does not tell. Such times would pass as real.
     """
     if production and server.quantized and server.emulated is None:
         raise UserError.at(
-            server.log,
+            str(server.log),
             "names no kernel of this quantized target, so nobody knows whether its times are real",
             "take what silences vLLM's log (VLLM_LOGGING_LEVEL, VLLM_CONFIGURE_LOGGING) out of the "
             "serve recipe; a vLLM that words it otherwise has to be taught to "

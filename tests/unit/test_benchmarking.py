@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ from flows.bench_rendering import bench_text
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LatencyEvidence, LoadPoint
 from registry.outcome import Verdict
-from tasks.bench_targets import endpoint_base, opened, probe, url_target
+from tasks.bench_targets import Target, endpoint_base, opened, probe, url_target
 from tasks.benchmarking import Benchmark, bench, decided, document, fixed_verdict, with_kept_rate
 from tasks.engines.fixed_rates import judged
 from tasks.engines.load_evidence import load_point
@@ -345,3 +346,21 @@ def test_a_p99_that_the_sla_does_not_ask_for_has_no_bound() -> None:
     assert shown["p99_e2el_bound"] is None
     assert shown["p99_e2el"] == 100.0
     assert made.values == {"ttft p90 1000ms": 25.0}
+
+
+def test_a_server_of_ours_whose_log_names_no_kernel_is_not_measured(tmp_path: Path) -> None:
+    """Such times would pass a gate of production as real ones."""
+    silent = Target(
+        "http://127.0.0.1:9", "m", "", None, "vllm 0", "here", bundle="b",
+        quantized=True, log=tmp_path / "vllm.log",
+    )  # fmt: skip
+    load = tmp_path / "load.yaml"
+    load.write_text(
+        "kind: load\ndescription: x\nhardware: any\nrates: [1.0]\nseconds_per_rate: 1\n"
+        "sla: [e2el p99 2s]\nsampling: {temperature: 0.0, max_tokens: 8, seed: 0}\n"
+    )
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "1", "prompt": "Where is order 1?"}\n')
+    with pytest.raises(UserError, match="nobody knows whether its times are real"):
+        bench(nullcontext(silent), "one", str(load), prompts=prompts, out=tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.json"))
