@@ -74,7 +74,9 @@ def renderer(folder: Path) -> Render:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # of a broken file, whatever the libraries stumble over
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
-        raise UserError.at(folder, f"has no tokenizer: {why}", "name a model's folder") from None
+        raise UserError.at(
+            folder, f"has no tokenizer that can be loaded: {why}", "name a model's folder"
+        ) from None
 
     if not tokenizer.chat_template:
         raise UserError.at(folder, "has no chat template", "put its chat_template.jinja there")
