@@ -55,12 +55,12 @@ def emulated_kernels(log: str, cpu_flags: Collection[str], quantized: bool) -> l
 
     `cpu_flags`: instruction sets of the machine that wrote the log, as in `/proc/cpuinfo`.
     """
-    kernels, platform = kernels_of(log, quantized), _SPEAKS.search(log)
-    if kernels is None or platform is None:
-        return None
+    named, platform = sorted(set(_NAMED.findall(log))), _SPEAKS.search(log)
+    by_name = [name for name in named if _BY_NAME.search(name)]
+    if kernels_of(log, quantized) is None or platform is None:
+        # Emulations warn of themselves, so a log of warnings may name them all the same.
+        return by_name or None
     slow_fp8 = platform[1] == "cpu" and "amx_int8" not in cpu_flags
     return [
-        name
-        for name in kernels
-        if _BY_NAME.search(name) or (slow_fp8 and _TORCH_SCALED_MM.fullmatch(name))
+        name for name in named if name in by_name or (slow_fp8 and _TORCH_SCALED_MM.fullmatch(name))
     ]

@@ -90,6 +90,15 @@ def test_a_log_without_information_says_nothing() -> None:
     assert emulated_kernels(quiet, AVX512, quantized=True) is None
 
 
+def test_an_emulation_that_warns_of_itself_is_seen_in_a_log_of_warnings() -> None:
+    quiet = (
+        "(EngineCore pid=1) WARNING 11-30 10:32:13 [kernel.py:47] Using UnpackedLinearKernel: vLLM "
+        "has no kernel for these weights on this CPU, so they were un-packed."
+    )
+    assert kernels_of(quiet, quantized=True) is None
+    assert emulated_kernels(quiet, AVX512, quantized=True) == ["UnpackedLinearKernel"]
+
+
 def test_a_quantized_model_whose_kernels_are_worded_otherwise_is_unknown() -> None:
     """Another vLLM: `[]` would read as "none is emulated"."""
     other = log("Dispatching W8A8Fp8 to torch_scaled_mm", "Linear backend: unpacked")
