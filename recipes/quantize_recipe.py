@@ -151,11 +151,11 @@ def _with_group_size(recipe: dict[str, Any], size: Any) -> dict[str, Any]:
             places += 1
             continue
         for group in _mappings(*_mappings({"": arguments.get("config_groups")})):
-            weights = group.get("weights")
-            if not isinstance(weights, dict) or weights.get("type", "int") != "int":
+            written = group.get("weights")
+            if not isinstance(written, dict) or written.get("type", "int") != "int":
                 continue
-            if weights.get("group_size"):
-                weights["group_size"] = size
+            if written.get("group_size"):
+                written["group_size"] = size
                 places += 1
     if not places:
         raise ValueError("`group_size` is given, and no modifier has integer weights in groups")

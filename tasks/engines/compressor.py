@@ -4,7 +4,7 @@
 
     model             folder (safetensors, tokenizer, chat template)
     out_dir           gets the quantized model, `report.md` and `report.json`
-    recipe            llmcompressor recipe as a mapping, or null: weights taken over unchanged
+    recipe            llmcompressor recipe as a mapping
     calibration_file  JSONL of {"messages": [...]}, or null
     samples           rows of it that are used; max_length: tokens of each, the rest is cut
     held_out_file     JSONL of answers that are in no calibration file, or null: no perplexity
@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(int(job["threads"]))
     out.mkdir(parents=True, exist_ok=True)
     try:
-        result = _take_over(model, out, job) if job["recipe"] is None else _quantized(job)
+        result = _quantized(job)
     except (MemoryError, RuntimeError) as error:
         if not oneshot_run.out_of_memory(error):
             raise
@@ -285,6 +285,7 @@ class _Runs:
                     read = checkpoint_checks.tensor_reader(self.model)
                     original = _weights(read)
                 errors = layer_errors.relative_errors(loaded, plan.planned, self.recorded, original)
+        _check_finite(errors, str(out))
         return {
             "samples": samples,
             "perplexity": perplexity,
@@ -336,6 +337,19 @@ class _Runs:
         return samples
 
 
+def _check_finite(errors: Mapping[str, float | None], where: str) -> None:
+    wrong = [name for name, error in errors.items() if error is not None and not isfinite(error)]
+    if wrong:
+        raise StageFailed(
+            Problem(
+                where,
+                f"outputs of {len(wrong)} layers are not finite on calibration texts, before or "
+                f"after: {', '.join(wrong[:10])}",
+                "look at the weights of these layers in the student",
+            )
+        )
+
+
 def _weights(read: Any) -> Any:
     return lambda layer: read(f"{layer}.weight")
 
@@ -347,20 +361,6 @@ def _measured(errors: Mapping[str, float | None]) -> list[float]:
 def _mean(errors: Mapping[str, float | None]) -> float | None:
     measured = _measured(errors)
     return round(sum(measured) / len(measured), 6) if measured else None
-
-
-def _take_over(model: Path, out: Path, job: Mapping[str, Any]) -> dict[str, Any]:
-    """The same files again: hard links where the file system allows, else copies."""
-    calibration_texts.read(job["calibration_file"], int(job["samples"]), int(job["seed"]))
-    names = [model_files.CONFIG, "model.safetensors.index.json", *model_files.SIDE_FILES]
-    for path in [*model.glob("*.safetensors"), *(model / name for name in names)]:
-        if not path.is_file():
-            continue
-        try:
-            os.link(path, out / path.name)
-        except OSError:
-            shutil.copyfile(path, out / path.name)
-    return {"planned": [], "found": [], "ratio": None, "format": None}
 
 
 def _empty(out: Path, keep: Path) -> None:

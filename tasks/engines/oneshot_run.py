@@ -95,7 +95,9 @@ def oneshot(
                 shuffle_calibration_samples=False,  # the rows were drawn with our seed
                 max_seq_length=max_length or None,
             )
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except Exception as error:  # AWQ 0.14 raises a plain one where its search finds NaN
+            if _of_the_machine(error):
+                raise
             raise StageFailed(
                 Problem("recipe", f"llmcompressor stopped: {error}", "see its log of this stage")
             ) from error
@@ -125,8 +127,8 @@ def load_written(out: Path) -> Any:
         loaded, told = AutoModelForCausalLM.from_pretrained(
             out, trust_remote_code=False, output_loading_info=True
         )
-    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
-        if out_of_memory(error):
+    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        if _of_the_machine(error):
             raise
         raise StageFailed(
             Problem(str(out), f"transformers does not load it: {error}", "use another scheme")
@@ -199,6 +201,11 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(
         words in said for words in ("out of memory", "can't allocate memory", "cannot allocate")
     )
+
+
+def _of_the_machine(error: Exception) -> bool:
+    """Whether another try, or another machine, might end otherwise."""
+    return isinstance(error, OSError) or out_of_memory(error) or "CUDA error" in str(error)
 
 
 def fallen_back(warned: Sequence[str]) -> list[str]:

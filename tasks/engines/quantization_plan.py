@@ -98,6 +98,7 @@ class Plan:
     tied: list[tuple[str, str]] = field(default_factory=list)
     """Layer and the module it shares its weight with."""
     routers: list[str] = field(default_factory=list)
+    embeddings: list[str] = field(default_factory=list)
     kv_cache: bool = False
     group_size: int | None = None
     """Chosen for `group_size: auto`; None where the recipe says its own."""
@@ -143,6 +144,15 @@ class Plan:
                     where,
                     f"MoE routers would be quantized: {', '.join(self.routers)}",
                     "add them to `ignore`",
+                )
+            )
+        if self.embeddings:
+            found.append(
+                Problem(
+                    where,
+                    f"embeddings would be quantized: {', '.join(self.embeddings)}; transformers "
+                    "5.17 does not load such files",
+                    "quantize linear layers only",
                 )
             )
         for name, other in self.tied:
@@ -191,6 +201,8 @@ def plan_recipe(recipe: Mapping[str, Any], modules: Sequence[Module]) -> Plan:
             plan.not_divisible.append((module.name, module.in_width, group.group_size))
         if module.tied_to:
             plan.tied.append((module.name, module.tied_to))
+        if "Embedding" in module.classes:
+            plan.embeddings.append(module.name)
         if module.router:
             plan.routers.append(module.name)
     return plan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def job(model: Path, out: Path, recipe: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+def job(model: Path, out: Path, recipe: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {
         "model": str(model),
         "out_dir": str(out),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from registry.errors import InfrastructureError, StageFailed
+from registry.errors import InfrastructureError, Problem, StageFailed
 from tasks.engines import (
     checkpoint_checks,
     compressor,
@@ -216,7 +217,153 @@ def test_two_kinds_of_calibration_texts_are_compared(
     assert "| perplexity |" in (tmp_path / "report.md").read_text()
 
 
+def test_a_comparison_that_breaks_is_told_and_stops_nothing(
+    model: Path, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perplexity, calls = text_loss.perplexity, []
+
+    def third_is_broken(loaded: Any, held: Any, where: str) -> float:
+        calls.append(where)
+        if len(calls) == 3:
+            raise StageFailed(Problem(where, "logits are not finite"))
+        return perplexity(loaded, held, where)
+
+    monkeypatch.setattr(text_loss, "perplexity", third_is_broken)
+    changes = {"compare_file": texts["foreign"], "compare_names": ["business", "foreign"]}
+    result = run(model, tmp_path, simple(scheme="FP8", ignore="auto"), texts, **changes)
+    assert result["comparison"]["business"]["failed"] is None
+    assert result["comparison"]["foreign"]["failed"] == "foreign: logits are not finite"
+    with pytest.raises(StageFailed, match="100 calibration samples were asked for, 8 rows"):
+        run(model, tmp_path / "b", simple(scheme="W8A8"), texts, **changes, samples=100)
+
+
+# -- the numbers -----------------------------------------------------------------------------
+
+
+def test_numbers_are_those_of_the_written_files_and_the_same_twice(
+    model: Path, texts: dict[str, str], tmp_path: Path
+) -> None:
+    """Perplexity and a layer's error, computed again from the files; every byte made again."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    groups = {"g": {"targets": ["Linear"], "weights": weights}}
+    recipe = simple("GPTQModifier", config_groups=groups, ignore="auto")
+    result = run(model, tmp_path / "a", recipe, texts)
+    run(model, tmp_path / "b", recipe, texts)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    written = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    read = checkpoint_checks.tensor_reader(tmp_path / "a")
+    for name in result["found"]:
+        quantized = read(f"{name}.weight").float() * read(f"{name}.weight_scale").float()
+        written.get_submodule(name).weight.data = quantized
+
+    def rows(file: str) -> list[Any]:
+        return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+    def perplexity(asked: Any) -> float:
+        losses: list[float] = []
+        for row in rows(texts["held_out_file"]):
+            whole, before = (
+                tokenizer.apply_chat_template(row["messages"][:count], tokenize=False, **more)
+                for count, more in ((2, {}), (1, {"add_generation_prompt": True}))
+            )
+            ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logprobs = asked(torch.tensor([ids])).logits[0].log_softmax(-1)
+            begins = len(tokenizer(before, add_special_tokens=False)["input_ids"])
+            losses += [-float(logprobs[at - 1, ids[at]]) for at in range(begins, len(ids))]
+        assert len(losses) == result["perplexity"]["tokens"]
+        return math.exp(sum(losses) / len(losses))
+
+    assert perplexity(original) == pytest.approx(result["perplexity"]["before"], rel=5e-3)
+    assert perplexity(written) == pytest.approx(result["perplexity"]["after"], rel=5e-3)
+
+    layer, given = result["worst"][0][0], []
+    hook = original.get_submodule(layer).register_forward_hook(
+        lambda module, inputs, output: given.append(inputs[0][0])
+    )
+    for row in rows(texts["calibration_file"]):
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        with torch.no_grad():
+            original(torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"][:64]]))
+    hook.remove()
+    with torch.no_grad():
+        wanted = original.get_submodule(layer)(torch.cat(given))
+        made = written.get_submodule(layer)(torch.cat(given))
+    assert result["worst"][0][1] == pytest.approx(
+        float((made - wanted).norm() / wanted.norm()),
+        rel=0.04,  # ours may compute in bf16
+    )
+
+
+def test_a_checkpoint_is_decompressed_as_its_first_forward_pass_would(
+    model: Path, texts: dict[str, str], tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run(model, tmp_path, simple(scheme="W8A8", ignore="auto"), texts)
+    loaded = oneshot_run.load_written(tmp_path)
+    lazily = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[5, 7, 300]])
+    with torch.no_grad():
+        expected = lazily(ids).logits
+        assert loaded.to(lazily.dtype)(ids).logits.equal(expected)
+
+
+def test_the_quantized_model_is_let_go_before_it_is_judged(
+    model: Path, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load, load_written = [], oneshot_run.load, oneshot_run.load_written
+
+    def remember(*arguments: Any) -> Any:
+        made = load(*arguments)
+        loaded.extend(weakref.ref(one) for one in made[0].parameters())
+        return made
+
+    def look(out: Path) -> Any:
+        assert loaded and not [one for one in loaded if one() is not None]
+        return load_written(out)
+
+    monkeypatch.setattr(oneshot_run, "load", remember)
+    monkeypatch.setattr(oneshot_run, "load_written", look)
+    run(model, tmp_path, simple("GPTQModifier", **INT4), texts)
+
+
 # -- what goes wrong -------------------------------------------------------------------------
+
+
+def test_mixed_precision_that_keeps_every_layer_is_refused(
+    model: Path, texts: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = simple(scheme="FP8_DYNAMIC", ignore="auto")
+    for keep in ((14, None), (None, 1e-9)):
+        keeping = dict(zip(("keep_worst", "max_layer_error"), keep, strict=True))
+        with pytest.raises(StageFailed, match="all 14 layers would stay in 16 bit"):
+            run(model, tmp_path / str(keep), recipe, texts, mixed_precision=keeping)
+
+
+def test_weights_that_overflow_are_named_whatever_the_recipe(
+    model: Path, texts: dict[str, str], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e30
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StageFailed, match=r"not finite on cali[\s\S]*layers\.0\.mlp\.down_proj"):
+        run(broken, tmp_path / "a", simple(scheme="FP8_DYNAMIC", ignore="auto"), texts)
+    awq = stage(AWQModifier={}, QuantizationModifier=INT4)
+    with pytest.raises(StageFailed, match="llmcompressor stopped: No finite loss"):
+        run(broken, tmp_path / "b", awq, texts)
 
 
 def test_a_checkpoint_that_lost_too_much_is_refused_with_both_numbers(
@@ -242,7 +389,7 @@ def test_perplexity_is_that_of_the_answers(model: Path) -> None:
     assert text_loss.perplexity(loaded, [(ids, begins)], "x") == pytest.approx(expected, rel=1e-4)
     whole = text_loss.perplexity(loaded, [(ids, 0)], "x")
     assert whole != pytest.approx(expected, rel=1e-4)
-    with pytest.raises(StageFailed, match="nothing is left to judge"):
+    with pytest.raises(StageFailed, match="held out are empty: nothing is left to judge"):
         text_loss.perplexity(loaded, [(ids, 40)], "x")
 
 
