@@ -22,16 +22,8 @@ from tasks.engines.draft_states import (
     render_prompts,
     split,
 )
-from tasks.engines.sample_files import read_samples
-from tasks.engines.subprocesses import run_job
-from tasks.engines.vllm_server import VllmServer
-from tasks.engines.vllm_states import (
-    asked_layers,
-    check_states,
-    server_arguments,
-    server_environment,
-)
-from tests.integration.draft_target import QUICK, QUICK_ENV, job, make_target, write_prompts
+from tasks.engines.vllm_states import check_states
+from tests.integration.draft_target import make_target, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -233,50 +225,3 @@ def test_vllms_own_connector_still_needs_cuda() -> None:
     source = (Path(origin.stdout.strip()).parent / module).read_text()
     assert "def _submit_async_write" in source
     assert "pin_memory=True" in source
-
-
-@pytest.mark.alone
-@pytest.mark.slow
-def test_vllm_gives_the_same_states(target: Path, tmp_path: Path) -> None:
-    """The whole way: vLLM's own collecting of states, a file per request, the comparison."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    cuda = torch.cuda.is_available()
-    samples_dir, layer_ids = tmp_path / "samples", [0, 1, 3]
-    written = samples_dir / "written"
-    written.mkdir(parents=True)
-    server = VllmServer(
-        target,
-        log=tmp_path / "vllm.log",
-        served_name="m",
-        engine_args=server_arguments(QUICK, asked_layers(layer_ids, 3), written, cuda=cuda),
-        env=server_environment(QUICK_ENV, cuda=cuda),
-    )
-    asked = job(target, tmp_path)
-    write_prompts(Path(asked["prompts_file"]), 12, seed=3)
-    asked |= {"samples_dir": str(samples_dir), "layer_ids": layer_ids, "served_name": "m"}
-    with server:
-        result = run_job(
-            "tasks.engines.vllm_states",
-            {**asked, "url": server.url},
-            log=settings().logs_dir / "states.log",
-            env={"PILOTAGE_STATES_KEY": server.api_key},
-        )
-    assert set(result["state_errors"]) == {"layer 0", "layer 1", "layer 3", "final"}
-    assert all(0 <= error < 0.05 for error in result["state_errors"].values())
-    samples = read_samples(samples_dir)
-    assert len(samples) == result["samples"]
-    # What the server wrote was taken away, but for the token it proves itself with.
-    assert len(list(written.glob("*.safetensors"))) == 1
-
-    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto").eval()
-    own = [replace(sample, states_file=None) for sample in samples]
-    record_states(model, own, layer_ids)
-    for given, right in zip(samples, own, strict=True):
-        for one, two in zip(given.recorded(), right.recorded(), strict=True):
-            assert one.shape == two.shape
-            distance = (one.float() - two.float()).norm() / two.float().norm()
-            assert distance < 0.05
-    # And its greedy answers are what the training row expects: prompt, answer, end of turn.
-    assert all(sample.prompt_length < len(sample.tokens) <= 128 for sample in samples)

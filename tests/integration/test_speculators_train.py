@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tasks.engines.draft_score import coverage, score
 from tasks.engines.draft_states import Sample, load_target, record_states
 from tasks.engines.engine_acceptance import accepted_by_segment, by_segment
 from tasks.engines.greedy_agreement import compare, greedy_answers
+from tasks.engines.sample_files import read_samples
 from tasks.engines.speculators_train import train_draft
 from tasks.engines.subprocesses import run_job, wait_until
 from tasks.engines.vllm_server import VllmServer
+from tasks.engines.vllm_states import asked_layers, server_arguments, server_environment
 from tests.integration.draft_target import (
     QUICK,
     QUICK_ENV,
@@ -80,8 +83,10 @@ def test_nan_in_the_target_is_refused(target: Path, tmp_path: Path) -> None:
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StageFailed):
-        train_draft(job(broken, tmp_path, epochs=1))
+    asked = job(broken, tmp_path, epochs=1, response_tokens=8)
+    write_prompts(Path(asked["prompts_file"]), 24, seed=1)
+    with pytest.raises(StageFailed, match=r"give back 0|loss became nan"):
+        train_draft(asked)
 
 
 def test_the_trainer_still_needs_its_workaround() -> None:
@@ -292,6 +297,7 @@ def test_training_goes_on_from_it(
     first = trained[1]
     published = plain_eagle3(best_of(trained), tmp_path / "published")
     asked = job(target, tmp_path, epochs=1, init_from=str(published), draft_vocab_size=None)
+    write_prompts(Path(asked["prompts_file"]), 60, seed=1)
     result = train_draft(asked)
     assert result["train_loss"][0] < first["train_loss"][1]
     assert result["held_out_loss"][0] < first["held_out_loss"][0]
@@ -302,15 +308,35 @@ def test_training_goes_on_from_it(
 
 
 @pytest.mark.slow
-def test_engine_accepts_what_training_expects(
+def test_the_engine_gives_the_same_states_and_accepts_what_training_expects(
     trained: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
 ) -> None:
-    """vLLM with the draft: the same greedy answers, the same acceptance on the same prompts."""
+    """Two servers: one gives its states and answers by itself, one has the draft.
+
+    The whole way of the states: vLLM's own collecting of them, a file per request, the comparison.
+    Then the same greedy answers, and the same acceptance as training expects on the same prompts.
+    """
     folder, result = trained
     rows = by_segment([json.loads(line) for line in (folder / "held_out.jsonl").open()])
-    with server(target, None, tmp_path) as plain:
+    samples_dir, layer_ids = tmp_path / "samples", [0, 1, 3]
+    written = samples_dir / "written"
+    written.mkdir(parents=True)
+    asked = job(target, tmp_path)
+    write_prompts(Path(asked["prompts_file"]), 12, seed=3)
+    asked |= {"samples_dir": str(samples_dir), "layer_ids": layer_ids, "served_name": "m"}
+    with states_server(target, layer_ids, written, tmp_path) as plain:
+        gathered = run_job(
+            "tasks.engines.vllm_states",
+            {**asked, "url": plain.url},
+            log=settings().logs_dir / "states.log",
+            env={"PILOTAGE_STATES_KEY": plain.api_key},
+        )
+        # What the server wrote was taken away, but for the token it proves itself with.
+        assert len(list(written.glob("*.safetensors"))) == 1
         reference = greedy_answers(plain.url, plain.api_key, plain.served_name, rows, 64)
-    with server(target, best_of(trained), tmp_path) as drafted:
+    check_samples(target, samples_dir, layer_ids, gathered)
+
+    with drafted_server(target, best_of(trained), tmp_path) as drafted:
         answers, counts = accepted_by_segment(drafted, rows, 64, SPECULATIVE_TOKENS)
     agreement = compare(reference, answers)
     assert agreement.agrees is True, agreement.words
@@ -323,13 +349,46 @@ def test_engine_accepts_what_training_expects(
     assert total.length == pytest.approx(result["acceptance_length"], abs=0.15)
 
 
-def server(target: Path, draft: Path | None, folder: Path) -> VllmServer:
+def check_samples(
+    target: Path, samples_dir: Path, layer_ids: list[int], gathered: dict[str, Any]
+) -> None:
+    """Every sample's states against transformers', all tokens of them."""
+    errors = gathered["state_errors"]
+    assert set(errors) == {"layer 0", "layer 1", "layer 3", "final"}
+    assert all(0 <= error < 0.05 for error in errors.values())
+    samples = read_samples(samples_dir)
+    assert len(samples) == gathered["samples"]
+    own = [replace(sample, states_file=None) for sample in samples]
+    record_states(load_target(target), own, layer_ids)
+    for given, right in zip(samples, own, strict=True):
+        for one, two in zip(given.recorded(), right.recorded(), strict=True):
+            assert one.shape == two.shape
+            distance = (one.float() - two.float()).norm() / two.float().norm()
+            assert distance < 0.05
+    # And its greedy answers are what the training row expects: prompt, answer, end of turn.
+    assert all(sample.prompt_length < len(sample.tokens) <= 128 for sample in samples)
+
+
+def states_server(target: Path, layer_ids: list[int], written: Path, folder: Path) -> VllmServer:
+    import torch
+
+    cuda = torch.cuda.is_available()
     return VllmServer(
         target,
-        log=folder / f"vllm-{'draft' if draft else 'plain'}.log",
+        log=folder / "vllm-states.log",
+        served_name="m",
+        engine_args=server_arguments(QUICK, asked_layers(layer_ids, 3), written, cuda=cuda),
+        env=server_environment(QUICK_ENV, cuda=cuda),
+    )
+
+
+def drafted_server(target: Path, draft: Path, folder: Path) -> VllmServer:
+    return VllmServer(
+        target,
+        log=folder / "vllm-draft.log",
         served_name="m",
         engine_args=QUICK,
         env=QUICK_ENV,
         draft=draft,
-        num_speculative_tokens=SPECULATIVE_TOKENS if draft else 0,
+        num_speculative_tokens=SPECULATIVE_TOKENS,
     )
