@@ -163,7 +163,9 @@ def validate(
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise UserError([_problem(source, detail, model) for detail in error.errors()]) from None
+        raise UserError(
+            [_problem(source, content, detail, model) for detail in error.errors()]
+        ) from None
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -205,8 +207,21 @@ def _with(content: Any, parts: list[str], value: Any, dotted: str) -> Any:
     return {**content, head: changed}
 
 
-def _problem(source: str, detail: Any, model: type[BaseModel]) -> Problem:
-    place = ".".join(str(part) for part in detail["loc"])
+def _place(content: Any, parts: Sequence[Any]) -> str:
+    """The key as it is written: pydantic puts the chosen kind (`source`, `scorer`) in between."""
+    written, at = [], content
+    for part in parts:
+        if isinstance(at, dict) and part not in at and part in (at.get("source"), at.get("scorer")):
+            continue
+        written.append(str(part))
+        inside = isinstance(at, dict) and part in at
+        inside = inside or (isinstance(at, list) and isinstance(part, int) and part < len(at))
+        at = at[part] if inside else None
+    return ".".join(written)
+
+
+def _problem(source: str, content: Any, detail: Any, model: type[BaseModel]) -> Problem:
+    place = _place(content, detail["loc"])
     where = f"{source}: {place}" if place else source
     what = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":

@@ -197,6 +197,9 @@ def read_file(recipe: FilePrompts) -> FileFound:
     """Read a prompt file. Raises `UserError` for bad rows, or more than their share."""
     path = Path(recipe.path)
     table = read_formatted(path, recipe.format, recipe.split)
+    mapping = used_mapping(table, recipe.mapping)
+    if mapping.id is None and any("id" in row.columns for row in table.rows[:1]):
+        LOG.info("%s: rows are numbered, its column 'id' is not used; see prompts.mapping.id", path)
     if recipe.max_reject_share == 0:
         return FileFound(table, all_records(path, table, recipe.mapping), [])
     records, rejects = sift(path, table, recipe.mapping)

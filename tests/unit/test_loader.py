@@ -124,3 +124,13 @@ def test_a_model_name_that_the_registry_would_refuse(name: str) -> None:
     content = loader.read_yaml(loader.find("freight_demo", "release"))
     with pytest.raises(UserError, match="cannot be a registered model's name"):
         loader.validate({**content, "model": name}, "release", ReleaseRecipe, source="x")
+
+
+def test_a_place_is_named_as_it_is_written_without_the_kind_that_was_chosen(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    text = (Path("recipes/release") / "smollm2_banking77.yaml").read_text(encoding="utf-8")
+    recipe.write_text(text.replace("  path: train.csv", "  path: train.csv\n  mappin: {}"))
+    with pytest.raises(UserError) as refused:
+        loader.load(str(recipe), "release", ReleaseRecipe, overrides={"prompts.seed": 1})
+    places = [problem.where.removeprefix(f"{recipe}: ") for problem in refused.value.problems]
+    assert places == ["prompts.mappin", "prompts.seed"]
