@@ -85,6 +85,7 @@ def train(
 
     checkpoint = training_loop.newest_checkpoint(work)
     if checkpoint is not None:
+        training_loop.read_numbered_cpus()
         print(f"going on from {checkpoint.name}", flush=True)
     started, used = time.monotonic(), time.process_time()
     outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

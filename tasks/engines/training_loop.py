@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,21 @@ def newest_checkpoint(work: Path) -> Path | None:
         print(f"{newest.name} was not finished or has changed; it is left out")
         shutil.rmtree(newest)
     return None
+
+
+@cache  # torch orders what is registered, and cannot order it twice
+def read_numbered_cpus() -> None:
+    """Let `torch.load` put tensors on `cpu:1`, as it is asked for by several processes on a CPU.
+
+    transformers 5.17 loads the optimizer onto accelerate's device, which carries the process's
+    number, and torch 2.13 knows `cpu` only: no such run could go on.
+    """
+    import torch
+
+    def placed(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    torch.serialization.register_package(1000, lambda storage: None, placed)
 
 
 def is_whole(checkpoint: Path) -> bool:

@@ -98,11 +98,21 @@ def test_two_processes_train_as_one_with_twice_the_rows(tmp_path: Path) -> None:
     one = lora.run(job(base, rows, tmp_path / "one", batch_size=4, **shared))
     assert one["train_rows"] == 28
 
-    two = lora.run(job(base, rows, tmp_path / "two", batch_size=2, processes=2, **shared))
+    asked = job(base, rows, tmp_path / "two", batch_size=2, processes=2, **shared)
+    two = lora.run(asked)
     assert two["steps"] == one["steps"] == 14
     assert "accelerate" in two["launch"] and "--num_processes 2" in two["launch"]
     for (step, loss), (same_step, wanted) in zip(two["curve"], one["curve"], strict=True):
         assert step == same_step
         assert loss == pytest.approx(wanted, rel=1e-4)
     assert two["held_out_loss_after"] == pytest.approx(one["held_out_loss_after"], rel=1e-4)
-    assert (tmp_path / "two" / "merged" / "model.safetensors").is_file()
+
+    # Killed in its second epoch, both processes go on.
+    shutil.rmtree(Path(asked["work_dir"]) / "checkpoints" / "checkpoint-14")
+    (tmp_path / "two").rename(tmp_path / "unbroken")
+    again = lora.run(asked)
+    assert again["resumed_from"] == 7
+    assert again["curve"] == two["curve"] and again["looks"] == two["looks"]
+    weights = "merged/model.safetensors"
+    found = (tmp_path / "two" / weights).read_bytes()
+    assert found == (tmp_path / "unbroken" / weights).read_bytes()

@@ -38,6 +38,23 @@ def test_peft_leaves_modules_to_save_in_bfloat16(tmp_path: Path) -> None:
     assert kinds == {"saved": torch.bfloat16, "adapter": torch.float32}
 
 
+def test_torch_knows_no_numbered_cpu(tmp_path: Path) -> None:
+    """torch 2.13 with transformers 5.17; `training_loop.read_numbered_cpus` lets it."""
+    import subprocess
+    import sys
+
+    program = (
+        "import torch, sys\n"
+        "torch.save(torch.ones(2), sys.argv[1])\n"
+        "try:\n    torch.load(sys.argv[1], map_location=torch.device('cpu', 1))\n"
+        "except RuntimeError:\n    pass\nelse:\n    raise SystemExit('it does')\n"
+        "from tasks.engines import training_loop\n"
+        "training_loop.read_numbered_cpus()\n"
+        "assert torch.load(sys.argv[1], map_location=torch.device('cpu', 1)).sum() == 2\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "one.pt")], check=True)
+
+
 def test_gkd_takes_the_count_from_before_the_answers_were_written() -> None:
     """trl 1.16; `LogitTrainer` lets every loss be a mean over the tokens that are there."""
     from trl.experimental.gkd import GKDTrainer

@@ -130,14 +130,6 @@ def test_what_is_written_is_a_complete_model(
     assert not list(out.rglob("*.bin")) and not list(out.rglob("*.pt"))
 
 
-def test_the_same_seed_gives_the_same_weights(base: Path, rows: Path, tmp_path: Path) -> None:
-    outs = [tmp_path / "one", tmp_path / "two"]
-    for out in outs:
-        lora.run(job(base, rows, out, epochs=1))
-    one, two = (out / "merged" / "model.safetensors" for out in outs)
-    assert one.read_bytes() == two.read_bytes()
-
-
 def test_training_that_does_not_help_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match=r"did not fall|not a number"):
         lora.run(job(base, rows, tmp_path, learning_rate=1e4, epochs=2))

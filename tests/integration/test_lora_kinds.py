@@ -38,7 +38,7 @@ def with_lora(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "kind",
-    [{"use_rslora": True}, {"use_dora": True}, {"lora_dropout": 0.1, "use_dora": True}],
+    [{"use_rslora": True}, {"lora_dropout": 0.1, "use_dora": True}],
     ids=str,
 )
 def test_every_kind_of_adapter_merges_to_what_it_was(
