@@ -80,10 +80,14 @@ def test_logits_with_a_context_from_end_to_end(models: tuple[Path, Path]) -> Non
     assert distillation.distill.fn(stage, Checkpoint()).key == ref.key
 
 
-def test_a_refusal_leaves_nothing_that_would_be_found_again(models: tuple[Path, Path]) -> None:
-    parents = made("student", models[0]), made("answers")
-    stage = distillation.stage(recipe(lora={"rank": 4}), *parents)
-    with pytest.raises(StageFailed, match=r"peft\.LoraConfig"):
+def test_a_refusal_leaves_nothing_that_would_be_found_again(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    carrying = tmp_path / "carrying"
+    shutil.copytree(models[0], carrying)
+    (carrying / "adapter_config.json").write_text("{}")
+    stage = distillation.stage(recipe(), made("carrying", carrying), made("answers"))
+    with pytest.raises(StageFailed, match="already carries an adapter"):
         distillation.distill.fn(stage, Checkpoint())
     assert not Store(settings().store_dir).folder(stage).exists()
     assert not distillation.work_folder(stage).exists()
