@@ -145,6 +145,12 @@ def load_written(out: Path) -> Any:
     if hasattr(loaded, "ct_decompress_hook"):
         # What its first forward pass would do, which for a large model takes minutes on a CPU.
         loaded.hf_quantizer.compressor.decompress_model(loaded)
+        # What was not compressed still lies in the mapped file, and keeps all of it in memory.
+        for module in loaded.modules():
+            made = {"weight"} if hasattr(module, "quantization_scheme") else set()
+            for name, parameter in module.named_parameters(recurse=False):
+                if name not in made:
+                    parameter.data = parameter.data.clone()
     linearize_moe(loaded)
     return loaded.eval().to(compute_dtype(loaded.dtype))
 

@@ -33,6 +33,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("model"), hidden_size=256, head_dim=64)
 
 
+def test_a_model_larger_than_the_gpu_is_judged_layer_by_layer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    texts = str(write_texts(tmp_path / "c.jsonl", conversations()))
+    held_out = str(write_texts(tmp_path / "h.jsonl", conversations(4, first=100)))
+    found = []
+    for name in ("whole", "parts"):
+        changes = {"calibration_file": texts, "held_out_file": held_out}
+        recipe = PRESETS["fp8_static"].recipe
+        found.append(compressor.run(job(model, tmp_path / name, recipe, **changes)))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 0))
+    for key in ("perplexity", "mean_error", "found"):
+        assert found[0][key] == found[1][key], key
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_made_judged_and_served_on_the_gpu(
     name: str, model: Path, tmp_path: Path
