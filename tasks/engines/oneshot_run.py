@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -166,6 +167,9 @@ def let_go(model: Any) -> None:
     for module in model.modules():
         module._parameters, module._buffers = {}, {}
     gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what is freed
+    if trim is not None:
+        trim(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
