@@ -75,7 +75,7 @@ def test_one_json_document_is_no_jsonl(tmp_path: Path, indent: int | None) -> No
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (gzip.compress(b"prompt"), "gzip"),
+        (gzip.compress(b"prompt", mtime=0), "gzip"),
         (b"PK\x03\x04rest", "a zip archive or an Excel file"),
         (b"PAR1rest", "Parquet"),
     ],
