@@ -16,17 +16,21 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from registry.settings import CHECKOUT
+from benchmarks.side_by_side import python, random_model, take_turns
 
 BATCH_SIZE = 8
 MAX_LENGTH = 512
-TIMEOUT = 3600.0
+SMALL = {
+    "vocab_size": 16384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""14M parameters, with a vocabulary large enough to make its head count."""
 
 
 def main() -> None:
@@ -40,15 +44,10 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pilotage-compare-") as name:
         folder = Path(name)
-        model = asked.model or random_model(folder / "model")
+        model = asked.model or random_model(folder / "model", **SMALL)
         lines = asked.rows.read_text(encoding="utf-8").splitlines() if asked.rows else invented()
         job = job_of(folder, model, lines[: asked.count], asked.threads, asked.dtype)
-        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "stage": []}
-        for pair in range(asked.pairs):
-            both = [("bare", bare), ("stage", stage)]
-            for what, run in both if pair % 2 == 0 else reversed(both):
-                runs[what].append(run(folder / f"{what}-{pair}", job))
-                print(what, json.dumps(runs[what][-1]), flush=True)
+        runs = take_turns(bare, stage, folder, job, asked.pairs)
     if {run["tokens"] for each in runs.values() for run in each} != {runs["bare"][0]["tokens"]}:
         raise SystemExit("the two did not train on the same tokens")
     found = {
@@ -132,7 +131,7 @@ def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [job["base"], str(rows), str(out), "--dtype", job["precision"]]
     for option in ("epochs", "batch_size", "max_length", "learning_rate", "threads"):
         command += [f"--{option.replace('_', '-')}", str(job[option])]
-    said = _python("benchmarks.bare_distillation", *command)
+    said = python("benchmarks.bare_distillation", *command)
     result: dict[str, Any] = json.loads(said.splitlines()[-1])
     return result
 
@@ -142,7 +141,7 @@ def stage(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     job_file.write_text(
         json.dumps({**job, "out_dir": str(out), "work_dir": str(out.with_suffix(".work"))})
     )
-    _python("tasks.engines.lora", str(job_file), str(result_file))
+    python("tasks.engines.lora", str(job_file), str(result_file))
     result = json.loads(result_file.read_text())
     if "error" in result:
         raise SystemExit(f"the stage failed: {result['error']}")
@@ -170,47 +169,6 @@ def invented() -> list[str]:
         )
         for n in range(4000, 8000)
     ]
-
-
-def random_model(folder: Path) -> Path:
-    """A Llama of 14M random weights with a vocabulary large enough to make its head count."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from tasks.engines import random_llama
-
-    random_llama.make({"out": str(folder), "seed": 0})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16384,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def _python(module: str, *arguments: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=CHECKOUT,
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    if ran.returncode:
-        raise SystemExit(f"{module} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
-    return ran.stdout
 
 
 if __name__ == "__main__":

@@ -16,17 +16,21 @@ import argparse
 import json
 import os
 import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.side_by_side import python, random_model, ratios_of_medians, take_turns
 from recipes.schema import DraftRecipe
-from registry.settings import CHECKOUT
 
-TIMEOUT = 3600.0
+SMALL = {
+    "vocab_size": 512,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+"""6M parameters; its answers are noise, and as long as they may be."""
 NAMES = ("train", "seconds", "cpu_seconds", "peak_bytes")
 
 
@@ -39,16 +43,11 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pilotage-compare-") as name:
         folder = Path(name)
-        target = asked.target or random_target(folder / "target")
+        target = asked.target or random_model(folder / "target", **SMALL)
         prompts = asked.prompts or invented(folder / "prompts.jsonl")
         job = job_of(target, prompts, asked.epochs)
-        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "stage": []}
-        for pair in range(asked.pairs):
-            both = [("bare", bare), ("stage", stage)]
-            for what, run in both if pair % 2 == 0 else reversed(both):
-                runs[what].append(run(folder / f"{what}-{pair}", job))
-                print(what, json.dumps(runs[what][-1]), flush=True)
-    result = {"epochs": asked.epochs, "pairs": asked.pairs, **ratios(runs)}
+        runs = take_turns(bare, stage, folder, job, asked.pairs)
+    result = {"epochs": asked.epochs, "pairs": asked.pairs, **ratios_of_medians(runs, NAMES)}
     print(
         f"speculators' training: {result['train']:.3f} of the bare script's time\n"
         f"whole process with checks: {result['seconds']:.3f} of its time, "
@@ -73,7 +72,7 @@ def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [job["target"], job["prompts_file"], str(out)]
     for option in ("epochs", "learning_rate", "batch_tokens", "response_tokens", "threads"):
         command += [f"--{option.replace('_', '-')}", str(job[option])]
-    said = json.loads(_python("benchmarks.bare_draft", *command).splitlines()[-1])
+    said = json.loads(python("benchmarks.bare_draft", *command).splitlines()[-1])
     return {name: said[name] for name in NAMES}
 
 
@@ -81,7 +80,7 @@ def stage(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     out.mkdir()
     job_file, result_file = out / "job.json", out / "result.json"
     job_file.write_text(json.dumps({**job, "out_dir": str(out)}))
-    said = _python("benchmarks.compare_draft", "--job", str(job_file), str(result_file))
+    said = python("benchmarks.compare_draft", "--job", str(job_file), str(result_file))
     result = json.loads(result_file.read_text())
     if "error" in result:
         raise SystemExit(f"the stage failed: {result['error']}")
@@ -107,15 +106,6 @@ def measured_job(job_file: str, result_file: str) -> None:
     print(json.dumps(whole))
 
 
-def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Stage over bare, medians of all pairs."""
-
-    def median(what: str, name: str) -> float:
-        return statistics.median(one[name] for one in runs[what])
-
-    return {name: round(median("stage", name) / median("bare", name), 4) for name in NAMES}
-
-
 def invented(file: Path) -> Path:
     rows = [
         {
@@ -127,47 +117,6 @@ def invented(file: Path) -> Path:
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
-
-
-def random_target(folder: Path) -> Path:
-    """A Llama of 6M random weights; its answers are noise, and as long as they may be."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from tasks.engines import random_llama
-
-    random_llama.make({"out": str(folder), "seed": 0})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def _python(module: str, *arguments: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-    )
-    if ran.returncode:
-        raise SystemExit(f"{module} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
-    return ran.stdout
 
 
 if __name__ == "__main__":

@@ -15,18 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.side_by_side import python, random_model, ratios_of_medians, take_turns
 from recipes import loader
 from recipes.schema import QuantizeRecipe
-from registry.settings import CHECKOUT
 from tasks.engines import quantization_plan
 
 HELD_OUT = 32
@@ -38,7 +35,13 @@ MEASURED = (
     "cpu_seconds",
     "peak_bytes",
 )
-TIMEOUT = 3600.0
+SMALL = {
+    "vocab_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""3.5M parameters."""
 
 
 def main() -> None:
@@ -50,15 +53,10 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pilotage-compare-") as name:
         folder = Path(name)
-        model = asked.model or random_model(folder / "model")
+        model = asked.model or random_model(folder / "model", **SMALL)
         job = job_of(folder, model, asked.recipe, asked.texts)
-        runs: dict[str, list[dict[str, Any]]] = {"bare": [], "stage": []}
-        for pair in range(asked.pairs):
-            both = [("bare", bare), ("stage", stage)]
-            for what, run in both if pair % 2 == 0 else reversed(both):
-                runs[what].append(run(folder / f"{what}-{pair}", job))
-                print(what, json.dumps(runs[what][-1]), flush=True)
-    result = {"recipe": asked.recipe, "pairs": asked.pairs, **ratios(runs)}
+        runs = take_turns(bare, stage, folder, job, asked.pairs)
+    result = {"recipe": asked.recipe, "pairs": asked.pairs, **ratios_of_medians(runs, MEASURED)}
     print(
         f"llmcompressor itself: {result['quantize_seconds']:.3f} of the bare script's time, "
         f"{result['quantize_cpu_seconds']:.3f} of its CPU time, "
@@ -102,7 +100,7 @@ def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     command = [job["model"], str(texts.with_name("recipe.yaml")), str(texts), str(out)]
     for option in ("samples", "max_length", "threads"):
         command += [f"--{option.replace('_', '-')}", str(job[option])]
-    said = _python("benchmarks.bare_quantization", *command)
+    said = python("benchmarks.bare_quantization", *command)
     result: dict[str, Any] = json.loads(said.splitlines()[-1])
     return {**result, "quantize_peak_bytes": result["peak_bytes"]}
 
@@ -110,20 +108,11 @@ def bare(out: Path, job: dict[str, Any]) -> dict[str, Any]:
 def stage(out: Path, job: dict[str, Any]) -> dict[str, Any]:
     job_file, result_file = out.with_suffix(".job.json"), out.with_suffix(".result.json")
     job_file.write_text(json.dumps({**job, "out_dir": str(out)}))
-    _python("tasks.engines.compressor", str(job_file), str(result_file))
+    python("tasks.engines.compressor", str(job_file), str(result_file))
     result = json.loads(result_file.read_text())
     if "error" in result:
         raise SystemExit(f"the stage failed: {result['error']}")
     return {name: result[name] for name in (*MEASURED, "perplexity")}
-
-
-def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Stage over bare, medians of all pairs."""
-
-    def median(what: str, name: str) -> float:
-        return statistics.median(one[name] for one in runs[what])
-
-    return {name: round(median("stage", name) / median("bare", name), 4) for name in MEASURED}
 
 
 def invented() -> list[str]:
@@ -139,46 +128,6 @@ def invented() -> list[str]:
         )
         for n in range(4000, 4160)
     ]
-
-
-def random_model(folder: Path) -> Path:
-    """A Llama of about 3.5M random weights."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from tasks.engines import random_llama
-
-    random_llama.make({"out": str(folder), "seed": 0})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def _python(module: str, *arguments: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    if ran.returncode:
-        raise SystemExit(f"{module} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
-    return ran.stdout
 
 
 if __name__ == "__main__":
