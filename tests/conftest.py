@@ -6,9 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from registry.settings import settings
+
+# Tests assert no times: hypothesis' limit of 200 ms an example is one.
+hypothesis.settings.register_profile("pilotage", deadline=None)
+hypothesis.settings.load_profile("pilotage")
 
 # Before Prefect or MLflow is imported by any test.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

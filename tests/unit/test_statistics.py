@@ -210,7 +210,7 @@ def estimates(both: int, gained: int, lost: int, neither: int) -> list:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(both=counts, gained=counts, lost=counts, neither=counts, alpha=levels)
 def test_bounds_enclose_the_value_and_belong_to_the_p_values(both, gained, lost, neither, alpha):
     if both + gained + lost + neither == 0:
@@ -231,7 +231,7 @@ def test_bounds_enclose_the_value_and_belong_to_the_p_values(both, gained, lost,
         assert one.unit_sd(one.value) >= 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(both=counts, gained=counts, lost=counts, neither=counts, alpha=levels)
 def test_mirrored_questions_have_mirrored_answers(both, gained, lost, neither, alpha):
     if both + gained + lost + neither < 2:
@@ -309,7 +309,7 @@ def test_mcnemar_as_published():
     assert exact_mcnemar(6, 16) == pytest.approx(0.052479, abs=5e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 0.2), min_size=1, max_size=8), levels)
 def test_holm_rejects_what_statsmodels_rejects(p_values, level):
     relative = [p / level for p in p_values]
