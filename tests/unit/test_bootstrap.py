@@ -377,7 +377,7 @@ def test_items_needed_with_ordinary_spread_are_those_of_the_spread():
 values = st.sampled_from([-2.0, -0.5, 0.0, 0.0, 0.1, 0.3, 1.0, 1.0, 7.0])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     rows=st.lists(st.tuples(values, values, st.sampled_from("ab"), st.integers(0, 6)), min_size=1,
                   max_size=40),
@@ -404,7 +404,7 @@ def test_no_scores_make_a_nan_or_an_error(rows, scale, designed):
     assert one.lower(0.02) <= one.lower(0.05) + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from(["ratio", "difference", "mean"]))
 def test_p_is_within_the_level_exactly_where_the_bound_is_beyond_the_limit(seed, scale):
     candidate, reference = pair_of(60, seed)

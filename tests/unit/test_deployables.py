@@ -138,7 +138,6 @@ def test_the_script_starts_exactly_what_was_gated(
 
 @hypothesis_settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(TEXT, ARGS, ENV)
@@ -318,7 +317,7 @@ def test_kubernetes_fits_the_published_schemas(case: Deployment, version: str) -
     assert list(kinds) == ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(TEXT, ARGS, ENV)
 def test_no_name_or_value_breaks_a_manifest(
     model: str, args: dict[str, Any], env: dict[str, str]

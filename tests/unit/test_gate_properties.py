@@ -71,7 +71,7 @@ def test_a_right_item_turned_wrong_never_helps_on_any_table_of_six(kind):
     assert compared > 40
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.tuples(st.integers(1, 400), st.integers(0, 40), st.integers(0, 60),
                      st.integers(0, 200)),
@@ -90,7 +90,7 @@ def test_right_items_turned_wrong_never_help(counts, turned, kind):
     assert after.estimate < before.estimate and after.bound <= before.bound + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from("abc")), min_size=20,
                   max_size=120),
@@ -237,7 +237,7 @@ def test_scores_scaled_with_their_margins_give_the_same_verdicts(factor):
 # -- PASS and the bound ----------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.tuples(st.integers(20, 400), st.integers(0, 60), st.integers(0, 90),
                      st.integers(0, 200)),
@@ -255,7 +255,7 @@ def test_the_verdict_is_where_the_bounds_are(counts, kind):
         assert result.needed is None or result.needed >= 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), gate=st.sampled_from(RULES))
 def test_the_verdict_of_graded_scores_is_where_the_bounds_are(seed, gate):
     own, theirs = graded(seed, n=120)
@@ -363,7 +363,7 @@ def test_items_twice_are_no_items():
         make_items(Table("items.csv", cells, [2, 3, 4]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spoiled=st.sampled_from([*BROKEN]), companions=st.integers(0, 3))
 def test_no_company_makes_a_broken_candidate_pass(spoiled, companions):
     candidates = {f"good{i}": good() for i in range(companions)}
@@ -371,7 +371,7 @@ def test_no_company_makes_a_broken_candidate_pass(spoiled, companions):
     assert verdict_of(results["c"]) is not Verdict.PASS
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 90)), min_size=1, max_size=5),
 )

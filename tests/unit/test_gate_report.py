@@ -189,7 +189,7 @@ def test_what_is_no_number_is_null(value: float) -> None:
 
 
 @given(any_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_strict_json_on_one_line(text: str) -> None:
     line = rendering.json_line(with_text(text))
     assert line.splitlines() == [line]
@@ -353,7 +353,7 @@ def test_a_refused_policy_is_never_green() -> None:
 
 
 @given(any_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_xml(text: str) -> None:
     root = parsed(rendering.junit(with_text(text)))
     assert [root.get(name) for name in ("tests", "errors", "skipped")] == ["2", "1", "1"]
@@ -441,7 +441,7 @@ def shown(text: str) -> str:
 
 
 @given(any_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_stays_in_its_cell(text: str) -> None:
     page = rendering.markdown(with_text(text))
     rows = [line for line in page.splitlines() if line.startswith("| ")]
@@ -459,7 +459,7 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
 
 
 @given(any_text)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_text_is_one_plain_point_of_a_list(text: str) -> None:
     page = rendering.markdown(outcome(candidate(), notes=[text]))
     notes = page[page.index("Notes:") :]
@@ -523,7 +523,7 @@ def test_text_says_what_never_promotes_and_why() -> None:
 
 
 @given(any_text)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_text_reaches_the_terminal_as_a_command(text: str) -> None:
     written = rendering.text(with_text(text))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", written)

@@ -354,7 +354,7 @@ def test_rows_of_another_measurement_are_found_out(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=6))
 def test_any_csv_cells_come_back_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
@@ -382,7 +382,7 @@ def test_any_csv_cells_come_back_or_are_refused(
     assert values.tolist() == [float(cells[i][2]) for i in items.ids]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -412,7 +412,7 @@ def test_any_json_values_come_back_or_are_refused(
         assert reason(items.metric, "m")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60), st.sampled_from(["csv", "jsonl", "parquet"]))
 def test_any_bytes_are_items_or_a_reason(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str

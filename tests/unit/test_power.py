@@ -67,7 +67,7 @@ def power_of(
     return float(ndtr(beyond / sd_at_truth))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     distance=st.floats(0.005, 0.5),
     at_limit=st.floats(0.01, 1.0),
@@ -492,7 +492,7 @@ def test_evidence_that_cannot_be_used_is_a_note():
     assert row.items is None and "no metric 'slot_f1'" in row.note
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: c[0] + c[2] > 0),
     effect=st.floats(0.5, 1.3),

@@ -394,7 +394,7 @@ def chosen_by(ours: list[CandidateOutcome], objective: str, **more: Any) -> Sele
     return choose(ours, objective, weights=weights, **more)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(candidates(), st.sampled_from(OBJECTIVES))
 def test_what_holds_of_every_selection(ours: list[CandidateOutcome], objective: str) -> None:
     found = chosen_by(ours, objective)
@@ -415,7 +415,7 @@ def test_what_holds_of_every_selection(ours: list[CandidateOutcome], objective: 
     assert chosen_by([*others, *passed], objective) == found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(candidates(), st.sampled_from(OBJECTIVES), st.randoms(use_true_random=False))
 def test_the_order_of_candidates_decides_only_among_equals(
     ours: list[CandidateOutcome], objective: str, shuffled: Any
@@ -431,7 +431,7 @@ def test_the_order_of_candidates_decides_only_among_equals(
     assert {again.chosen, *again.equal} == {found.chosen, *found.equal}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(candidates(), st.sampled_from(OBJECTIVES))
 def test_nobody_dominates_in_a_circle_nor_better_than_the_chosen(
     ours: list[CandidateOutcome], objective: str
@@ -443,7 +443,7 @@ def test_nobody_dominates_in_a_circle_nor_better_than_the_chosen(
         assert set(by) & set(found.front), f"{name} is dominated by somebody on the front, too"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(candidates(), st.sampled_from(OBJECTIVES))
 def test_a_champion_stays_a_champion(ours: list[CandidateOutcome], objective: str) -> None:
     """Released again with the same evidence, whoever is chosen stays chosen."""
