@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -292,20 +292,21 @@ class Tracker:
 
         A LoggedModel holds `bundle.json`, which names the store's folders and digests, the
         candidate's outcome, the evidence summaries (`evidence[name][kind]` is a file) and what
-        `texts[name]` has by file name. Same bundle in the same release: the same LoggedModel,
-        filled again when it was judged otherwise. Weights are added when it becomes a version.
+        `texts[name]` has by file name. Same bundle, same release, same judgement: the same
+        LoggedModel. Judged otherwise, against a champion that is new for example, it gets one more:
+        a promotion's line in the ledger holds the digest of what it read, so that must stay.
+        Weights are added when it becomes a version.
         """
         with asking_mlflow("record the candidates"):
             experiment = self.client.get_run(parent).info.experiment_id
-            known = {
-                (model.tags.get(TAG_BUNDLE), model.name): model
-                for model in self._models(experiment, parent)
-            }
+            known = self._models(experiment, parent)
             made: dict[str, str] = {}
             for outcome, bundle in candidates:
                 if outcome.bundle != bundle.digest:
                     raise ValueError(f"outcome and bundle of {outcome.name} differ in digest")
-                model = known.get((outcome.bundle, outcome.name))
+                more = (texts or {}).get(outcome.name, {})
+                recorded = digest_of([outcome, more])
+                model = _same_judgement(known, outcome, recorded)
                 if model is None:
                     model = self.client.create_logged_model(
                         experiment,
@@ -318,9 +319,7 @@ class Tracker:
                 made[outcome.name] = model.model_id
                 judged = {TAG_JUDGED: datetime.now(UTC).isoformat(timespec="milliseconds")}
                 self.client.set_logged_model_tags(model.model_id, judged)
-                more = (texts or {}).get(outcome.name, {})
-                recorded = digest_of([outcome, more])
-                if model.status.name == "READY" and model.tags.get(_TAG_RECORDED) == recorded:
+                if model.status.name == "READY":
                     continue
                 files = (evidence or {}).get(outcome.name, {})
                 self._fill_model(
@@ -432,6 +431,19 @@ def quiet_mlflow() -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _same_judgement(known: Iterable[Any], outcome: CandidateOutcome, recorded: str) -> Any | None:
+    """The LoggedModel of this judgement, or one that a kill left unfinished; None: a new one."""
+    own = [
+        model
+        for model in known
+        if (model.tags.get(TAG_BUNDLE), model.name) == (outcome.bundle, outcome.name)
+    ]
+    ready = [model for model in own if model.status.name == "READY"]
+    same = [model for model in ready if model.tags.get(_TAG_RECORDED) == recorded]
+    unfinished = [model for model in own if model not in ready]
+    return next(iter([*same, *unfinished]), None)
 
 
 def _candidate_tags(outcome: CandidateOutcome) -> dict[str, str]:

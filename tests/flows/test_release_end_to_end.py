@@ -166,6 +166,8 @@ def test_2_with_nothing_changed_everything_is_reused(
     assert drafted["regression_hit_rate"]["bound"] is not None
     assert champion["regression_hit_rate"]["result"] == "PASS"
     assert "the champion itself" in champion["regression_hit_rate"]["reason"]
+    # It was judged against the champion this time; what the promotion read is still there.
+    assert "PROBLEM" not in pilotage(environment, "why", "tiny-assistant@champion").stdout
 
 
 def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.artifacts import download_artifacts
 
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome, Verdict
@@ -140,6 +141,27 @@ def test_recorded_once_however_often(tracker: Tracker) -> None:
         found = client.get_metric_history(parent, f"c1.{name}")
         expected = {"latency.kept_rate_low": [0]}.get(name, [1, 2])
         assert [metric.step for metric in found] == expected, "once, however often recorded"
+
+
+def test_what_was_judged_stays_as_a_promotion_read_it(tracker: Tracker) -> None:
+    parent = record(tracker)
+    first = passed(1)
+    again = first.model_copy(update={"reasons": ["judged against a champion too"]})
+
+    def recorded(outcome: CandidateOutcome) -> str:
+        made = tracker.candidates(parent, [(outcome, bundle(1))], measured_at=NOW)
+        return made["c1"]
+
+    def said(model_id: str) -> list[str]:
+        model = tracker.client.get_logged_model(model_id)
+        folder = download_artifacts(f"{model.artifact_location}/outcome.json")
+        return CandidateOutcome.model_validate_json(Path(folder).read_text()).reasons
+
+    before = recorded(first)
+    after = recorded(again)
+    assert before != after
+    assert (said(before), said(after)) == ([], ["judged against a champion too"])
+    assert (recorded(first), recorded(again)) == (before, after)
 
 
 def test_killed_while_recording_a_stage(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
