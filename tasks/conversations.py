@@ -54,14 +54,25 @@ def with_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def with_system(row: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The row with a system prompt; one that it has stands after it, a blank line between.
+    """The row with a system prompt; one that it has stands after it, a blank line between."""
+    return with_messages(row, system_first(messages_of(row), text))
 
-    One message for both: most chat templates know one system message, and only as the first.
+
+def system_first(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """`messages` with a system prompt first, in one message with the one they have, before it.
+
+    Most chat templates know one system message only, and refuse or drop a second.
     """
-    messages = messages_of(row)
-    if messages[0]["role"] == "system":
-        text, messages = f"{text}\n\n{messages[0]['content']}", messages[1:]
-    return with_messages(row, [{"role": "system", "content": text}, *messages])
+    first = messages[0]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, *messages]
+    own = first["content"]
+    both = (
+        f"{text}\n\n{own}"
+        if isinstance(own, str)
+        else [{"type": "text", "text": f"{text}\n\n"}, *own]
+    )
+    return [{**first, "content": both}, *messages[1:]]
 
 
 def texts_of_people(row: Mapping[str, Any]) -> Iterator[str]:

@@ -234,10 +234,12 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
     """The stages of a release. Raises `UserError` for a missing file or serve environment."""
     release, teacher, suite = resolved.release, resolved.teacher, resolved.accuracy
     demo = teacher.model if isinstance(teacher.model, DemoModel) else None
-    data = prompts.stage(release.prompts, release.seed, demo.pretrain_messages if demo else 0)
-    if isinstance(release.prompts, FilePrompts):
-        files = prompts.read_files(release.prompts).values()
-        rows = (row for file in files for row in file.records)
+    files = prompts.read_files(release.prompts) if isinstance(release.prompts, FilePrompts) else {}
+    data = prompts.stage(
+        release.prompts, release.seed, demo.pretrain_messages if demo else 0, files
+    )
+    if files:
+        rows = (row for file in files.values() for row in file.records)
         if problems := tool_calling.mismatches(rows, resolved.serve):
             raise UserError(problems)
     if teacher.model is not None:

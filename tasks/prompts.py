@@ -41,15 +41,23 @@ _ADDED_TO_MAPPING = ("messages", "system", "tools")
 """Later fields of the recipe: not given, the key is that of before there were any."""
 
 
-def stage(recipe: DemoPrompts | FilePrompts, seed: int, pretrain_messages: int = 0) -> Stage:
-    """`pretrain_messages` of the demo's models are kept out of every part."""
+def stage(
+    recipe: DemoPrompts | FilePrompts,
+    seed: int,
+    pretrain_messages: int = 0,
+    files: Mapping[str, FileFound] | None = None,
+) -> Stage:
+    """`pretrain_messages` of the demo's models are kept out of every part.
+
+    `files`: what `read_files` found, where the caller has read them already.
+    """
     config: dict[str, Any] = {"seed": seed, "prompts": _written(recipe)}
     if isinstance(recipe, DemoPrompts):
         config["pretrain_messages"] = pretrain_messages
         inputs = {"generator": demo_data.source_digest()}
         return Stage(name="prompts", label="demo", version=VERSION, config=config, inputs=inputs)
     # A bad row, a missing column or too few prompts are found before anything is started.
-    files = read_files(recipe)
+    files = read_files(recipe) if files is None else files
     records_by_file(files, recipe)
     # Where a file lies does not count, what its rows say does.
     config["prompts"].pop("path")

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from recipes.schema import TeacherRecipe
 from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
-from tasks.conversations import messages_of, tools_of
+from tasks.conversations import messages_of, system_first, tools_of
 from tasks.engines.openai_chat import ChatRequest, ChatResult, Endpoint, ask_each
 from tasks.engines.ray_askers import ask_sharded
 from tasks.progress import LOG
@@ -159,20 +159,5 @@ def request_for(
 
 
 def in_context(messages: list[dict[str, Any]], context: str | None) -> list[dict[str, Any]]:
-    """`messages` with the teacher's own system prompt first.
-
-    A conversation that has a system prompt gets one of both, the teacher's first: many chat
-    templates take a single one only, and refuse or drop a second.
-    """
-    if context is None:
-        return messages
-    first = messages[0]
-    if first["role"] not in ("system", "developer"):
-        return [{"role": "system", "content": context}, *messages]
-    own = first["content"]
-    both = (
-        f"{context}\n\n{own}"
-        if isinstance(own, str)
-        else [{"type": "text", "text": f"{context}\n\n"}, *own]
-    )
-    return [{**first, "content": both}, *messages[1:]]
+    """`messages` with the teacher's own system prompt first, where it has one."""
+    return messages if context is None else system_first(messages, context)

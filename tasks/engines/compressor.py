@@ -25,7 +25,6 @@ weights), `layers_before`, `layers_after` (bytes of the quantized layers), `rati
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -87,13 +86,8 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         "size_after": _weight_bytes(out),
         "seconds": round(time.monotonic() - started, 2),
         "cpu_seconds": round(time.process_time(), 2),
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": oneshot_run.peak_bytes(),
     }
-
-
-def peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _quantized(job: Mapping[str, Any]) -> dict[str, Any]:

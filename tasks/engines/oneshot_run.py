@@ -67,8 +67,8 @@ def oneshot(
     """Quantize `loaded` by `recipe` on the texts `ids`, and save it to `out`.
 
     Returns `quantize_seconds`, `quantize_cpu_seconds` (of all threads), `quantize_peak_bytes` and
-    `fallback`: layers that GPTQ rounded to
-    nearest because their Hessian could not be inverted. Raises `StageFailed` with llmcompressor's
+    `fallback`: layers that GPTQ rounded to nearest because their Hessian could not be inverted.
+    Raises `StageFailed` with llmcompressor's
     own words when it refuses the recipe or stops, when pruning left fewer zeros than it promises,
     and when more than half of the layers fell back.
     """
@@ -111,8 +111,13 @@ def oneshot(
         "fallback": fallback,
         "quantize_seconds": round(time.monotonic() - started, 2),
         "quantize_cpu_seconds": round(time.process_time() - worked, 2),
-        "quantize_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "quantize_peak_bytes": peak_bytes(),
     }
+
+
+def peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def load_written(out: Path) -> Any:

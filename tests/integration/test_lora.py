@@ -10,6 +10,7 @@ import pytest
 
 from registry.errors import StageFailed
 from tasks.engines import lora, lora_merge, loss_mask, merge_check, model_files, random_llama
+from tests.integration import distill_builders
 
 ANSWERS = {"price": "yes.", "track": "no.", "cancel": "ok."}
 
@@ -44,43 +45,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(base: Path, rows: Path, out: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "base": str(base),
-        "train_file": str(rows),
-        "out_dir": str(out),
-        "work_dir": str(out.with_name(f"{out.name}-work")),
-        # The head learns too: a random one cannot be steered by an adapter below it alone.
-        "lora": {
-            "r": 16,
-            "lora_alpha": 32,
-            "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"],
-        },
+    # The head learns too: a random one cannot be steered by an adapter below it alone.
+    layers = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"]
+    own = {
+        "lora": {"r": 16, "lora_alpha": 32, "target_modules": layers},
         "epochs": 20,
-        "learning_rate": 1e-2,
-        "batch_size": 9,
-        "max_length": 64,
-        "warmup_ratio": 0.1,
-        "held_out_share": 0.1,
-        "seed": 0,
-        "threads": 1,
-        "method": "responses",
-        "gkd": None,
-        "training": {},
-        "teacher": None,
-        "teacher_file": None,
-        "suite": None,
-        "quantize_base": None,
-        "processes": 1,
-        "packing": False,
-        "attention": "sdpa",
-        "precision": "float32",
         "evaluate_every": 5,
-        "best_by": "held_out_loss",
-        "held_out_answers": 8,
-        "checkpoint_minutes": 10,
-        "checkpoint_steps": None,
-        **changes,
     }
+    return distill_builders.job(base, rows, out, **{**own, **changes})
 
 
 @pytest.fixture(scope="module")
