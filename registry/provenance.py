@@ -40,7 +40,7 @@ DRIVER_TOOLS = (
 SERVE_TOOLS = ("vllm", "torch", "transformers", "compressed-tensors")
 UNPACKED = "vllm-cpu-unpacked"
 """Our plugin of vLLM for CPUs (requirements/vllm-cpu-unpacked). It changes what can be served."""
-CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "bf16")
 
 _ASK_VERSIONS = (
     "import importlib.metadata as m, json, sys\n"
@@ -112,7 +112,7 @@ def hardware() -> dict[str, Any]:
             name, _, value = line.partition(":")
             if name.strip() == "model name":
                 model = value.strip()
-            elif name.strip() == "flags":
+            elif name.strip() in ("flags", "Features"):  # x86, ARM
                 flags = set(value.split())
                 break
     except OSError:

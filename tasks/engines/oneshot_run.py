@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, StageFailed
-from tasks.engines import calibration_texts, quantization_recipe
+from tasks.engines import calibration_texts, quantization_recipe, training_precision
 
 MEASURED = (
     "quantize_seconds",
@@ -34,9 +34,7 @@ def compute_dtype(stored: Any) -> Any:
 
     if torch.cuda.is_available() or stored != torch.bfloat16:
         return stored
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16", "bf16"} else torch.float32
+    return getattr(torch, training_precision.here("auto").name)
 
 
 def load(model: Path, seed: int) -> tuple[Any, Any]:

@@ -14,8 +14,8 @@ from registry.errors import Problem, StageFailed
 NATIVE_FROM = (8, 0)
 """CUDA compute capability from which tensor cores take bfloat16 (Ampere)."""
 
-NATIVE_FLAGS = ("amx_bf16", "avx512_bf16")
-"""CPU flags, as the kernel lists them, of instructions that multiply bfloat16."""
+NATIVE_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+"""CPU flags, as the kernel lists them, of instructions that multiply bfloat16 (`bf16`: of ARM)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tasks.engines.training_precision import choose
         (None, ["avx2", "avx512f"], "float32"),
         (None, ["avx2", "avx512f", "avx512_bf16"], "bfloat16"),
         (None, ["amx_bf16", "avx512_bf16"], "bfloat16"),
+        (None, ["bf16"], "bfloat16"),  # ARM
         (None, [], "float32"),
     ],
 )
