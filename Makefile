@@ -3,6 +3,7 @@
 #
 #   make demo      environments, demo models and data, one whole release
 #   make test      environments and every test, real engines included
+#   make faults    kill, fill, flip and hang the real tool; writes docs/reliability.md
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
 #   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
@@ -12,7 +13,7 @@
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
 # CUDA=1                   install the CUDA lists instead of the CPU ones
-# SIMULATE=..., SEARCH=..., BENCH=..., IMPACT=...  their options, e.g. SIMULATE='--families binary'; --help lists them
+# FAULTS=..., SIMULATE=..., SEARCH=..., BENCH=..., IMPACT=...  their options, e.g. SIMULATE='--families binary'; --help lists them
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)
@@ -30,7 +31,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help simulate simulate-search bench bench-impact compare
+.PHONY: demo test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
 .DEFAULT_GOAL := help
 
 help:
@@ -60,8 +61,12 @@ demo: env
 
 # What times an engine runs alone; the rest shares the cores, one file per process at a time.
 test: env
-	$(PY) -m pytest -m "not alone" -n $(JOBS) --dist loadfile
-	$(PY) -m pytest -m alone
+	$(PY) -m pytest -m "not alone and not fault" -n $(JOBS) --dist loadfile
+	$(PY) -m pytest -m "alone and not fault"
+
+# PILOTAGE_FAULTS_ROOT=... keeps the finished home and the rows for the next time.
+faults: env
+	PILOTAGE_FAULTS_TABLE=docs/reliability.md $(PY) -m pytest tests/faults -m fault -v $(FAULTS)
 
 unit: env
 	$(PY) -m pytest tests/unit

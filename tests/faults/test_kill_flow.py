@@ -1,0 +1,156 @@
+"""`kill -9` of the flow's process in every stage, one after the other, in one home.
+
+Each rung kills the run in one stage, starts the next run, and sees that it makes this stage again
+and nothing that was made before. The last run ends the release; what the home then holds is what
+an undisturbed one holds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.audit import Holdings, check_whole
+from tests.faults.conftest import Tell
+from tests.faults.world import Run, World, until
+
+pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+SERVER = r"vllm\.entrypoints\.cli\.main serve"
+
+
+@dataclass
+class Ladder:
+    world: World
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def ladder(finished: Holdings, faults_root: Path) -> Iterator[Ladder]:
+    world = World(faults_root)
+    shutil.rmtree(world.home)
+    yield Ladder(world, world.start())
+    world.stop_all()
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What to wait for before the kill, and what must not be there yet."""
+
+    stage: str
+    wait: Callable[[World, Run], object]
+    not_yet: str
+    again: str
+
+
+def in_stage(title: str, process: str = "", settled: float = 1.0) -> Rung:
+    """While the stage is being made and, where it has one, its own process runs."""
+
+    def wait(world: World, run: Run) -> None:
+        run.wait_for(rf"\] {re.escape(title)}: making")
+        if process:
+            world.process(process, settled=settled)
+
+    begin = rf"\] {re.escape(title)}: "
+    return Rung(title, wait, f"{begin}done", f"{begin}(done|reused)")
+
+
+def when_there(stage: str, pattern: str, not_yet: str, again: str) -> Rung:
+    """As soon as a file of the home exists."""
+
+    def wait(world: World, run: Run) -> None:
+        assert until(lambda: next(world.home.glob(pattern), None) or run.process.poll(), 900)
+
+    return Rung(stage, wait, not_yet, again)
+
+
+def served_after(stage: str, line: str, not_yet: str, again: str) -> Rung:
+    """While a server runs that was started after a line of the log."""
+
+    def wait(world: World, run: Run) -> None:
+        run.wait_for(line)
+        world.process(SERVER, settled=1.0)
+
+    return Rung(stage, wait, not_yet, again)
+
+
+REGISTERED = "version 1 is bf16"
+ANSWERS = "tiny-assistant@1 answers: "
+THROUGH = "tiny-assistant@champion answers: "
+
+RUNGS = {
+    "prompts": in_stage("prompts demo"),
+    "model": in_stage("model teacher", "tiny_llama"),
+    "teacher_data": in_stage("teacher_data", SERVER),
+    "accuracy-teacher": in_stage("accuracy teacher", "lm_eval_run"),
+    "distill": in_stage("distill", r"engines\.lora"),
+    "serving": in_stage("serving bf16", SERVER),
+    "accuracy": in_stage("accuracy bf16", "lm_eval_run"),
+    "latency": in_stage("latency bf16", "vllm_bench_main", 8.0),
+    "quantize": in_stage("quantize w8a8_tiny", r"engines\.compressor"),
+    "draft": in_stage("draft w8a8_tiny", "speculators_train|vllm_states"),
+    "record-stages": when_there(
+        "record: stage runs", "mlartifacts/tiny-assistant/*/artifacts/*", REGISTERED, REGISTERED
+    ),
+    "record-candidates": when_there(
+        "record: candidates",
+        "mlartifacts/tiny-assistant/models/*/artifacts/outcome.json",
+        REGISTERED,
+        REGISTERED,
+    ),
+    "record-weights": when_there(
+        "record: weights",
+        "mlartifacts/tiny-assistant/models/*/artifacts/target/*",
+        REGISTERED,
+        REGISTERED,
+    ),
+    "promote-before": served_after("promote: smoke prompt", REGISTERED, ANSWERS, ANSWERS),
+    "promote-after": served_after("promote: alias moved", ANSWERS, THROUGH, THROUGH),
+    "conclude": when_there("conclude: report", "reports/*", r'"verdict":', r'"verdict":'),
+}
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_flow_killed(ladder: Ladder, tell: Tell, name: str) -> None:
+    """`kill -9` of the flow"""
+    world, run, rung = ladder.world, ladder.run, RUNGS[name]
+    tell(fault=f"flow killed in {name}", caused="`kill -9` of the flow's process", stage=rung.stage)
+    rung.wait(world, run)
+    status = run.kill()
+    before = run.text
+    assert not re.search(rung.not_yet, before), f"the kill came too late:\n{before[-2000:]}"
+    left = len(world.processes())
+    done = set(re.findall(r"\] (.+?): (?:done|reused)", before))
+    ladder.run = world.start()
+    ladder.run.wait_for(rung.again)
+    after = ladder.run.text
+    # What was whole is not made again.
+    assert not done & set(re.findall(r"\] (.+?): making", after)), after[-3000:]
+    ended = after.count("left behind by a run that crashed")
+    again = "made again" if re.search(rf"\] {re.escape(rung.stage)}: making", after) else "finished"
+    tell(
+        seen=f"process gone, {left} processes orphaned",
+        status=status,
+        then=f"{again} by the next run; {len(done)} stages reused, {ended} orphans ended by it",
+    )
+
+
+def test_after_all_kills(ladder: Ladder, finished: Holdings, tell: Tell) -> None:
+    """The release that was killed in every stage ends as an undisturbed one"""
+    assert ladder.run.end() == 0, ladder.run.text[-5000:]
+    assert ladder.run.document["champion"]["version"] == 1
+    second = ladder.world.release()
+    assert second.made == []
+    check_whole(ladder.world, finished)
+    tell(
+        caused=f"all {len(RUNGS)} kills above, one home",
+        stage="all",
+        seen="one of everything: " + str(dict(finished.models)),
+        status=0,
+        then="nothing was made again",
+    )
