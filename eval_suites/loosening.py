@@ -89,6 +89,8 @@ def _looser_settings(old: Policy, new: Policy) -> list[str]:
         found.append("allow_limited false -> true")
     if old.noise_floor and not new.noise_floor:
         found.append("noise_floor true -> false")
+    if old.approval is not None and new.approval is None:
+        found.append("no person is asked any more")
     # Without looks, what had only a share of the error has all of it, on any number of items.
     if old.looks != new.looks:
         found.append("other looks are planned" if new.looks else "no looks are planned")

@@ -6,7 +6,14 @@ import math
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from recipes.schema import Written
 
@@ -193,6 +200,14 @@ class Acknowledged(Written):
     reason: str = Field(min_length=1)
 
 
+class Approval(Written):
+    """A person says yes before the champion moves, or it does not move."""
+
+    deadline_hours: Number = Field(
+        default=12.0, gt=0, le=24 * 30, description="Without an answer until then it is a no."
+    )
+
+
 class Policy(Written):
     """kind: policy. The gates that a candidate must pass; all critical ones, always."""
 
@@ -214,6 +229,17 @@ class Policy(Written):
     max_age_days: Number = Field(
         default=30.0, gt=0, description="Older latency evidence is measured again."
     )
+    approval: Approval | None = Field(
+        default=None, description="Ask a person before a version becomes the champion."
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `approval` where there is none: such a policy keeps the digest that it had."""
+        written: dict[str, Any] = plain(self)
+        if self.approval is None:
+            written.pop("approval", None)
+        return written
 
     @model_validator(mode="after")
     def _usable(self) -> Policy:

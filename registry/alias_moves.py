@@ -311,6 +311,8 @@ def shown(text: str, longest: int = 200) -> str:
 
 def spelled(moves: Mapping[str, Move]) -> str:
     """`champion: version 3 -> version 4, previous: ...`"""
+    if not moves:
+        return "no alias moved"
     return ", ".join(
         f"{alias}: {holder(move.before)} -> {holder(move.after)}"
         for alias, move in sorted(moves.items())

@@ -26,7 +26,9 @@ TAG_HEAD = "pilotage.ledger.head"
 NO_HASH = "0" * 64
 """What the first line of a chain names as the line before it."""
 
-Action = Literal["adopt", "register", "promote", "rollback", "restore"]
+Action = Literal["adopt", "register", "promote", "rollback", "restore", "reject", "lapse"]
+"""`reject` and `lapse` move no alias: a person said no, or nobody answered in time."""
+
 Moment = Annotated[AwareDatetime, AfterValidator(lambda at: at.astimezone(UTC))]
 
 

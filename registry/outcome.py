@@ -255,6 +255,9 @@ class ReleaseOutcome(Result):
     model: str = Field(description="Name in the registry.")
     version: int | None = Field(default=None, description="Version promoted by this release.")
     promoted: str | None = Field(default=None, description="Name of the promoted candidate.")
+    awaits_approval: int | None = Field(
+        default=None, description="Version that passed and that a person is asked about now."
+    )
     champion: Champion | None = Field(default=None, description="After this release.")
     previous: Champion | None = Field(default=None, description="The version it replaced.")
     candidates: list[CandidateOutcome]

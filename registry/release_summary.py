@@ -62,11 +62,12 @@ def _lines(outcome: ReleaseOutcome) -> Iterator[str]:
 
 def _headline(outcome: ReleaseOutcome) -> str:
     model = _plain(outcome.model)
+    if outcome.awaits_approval is not None and outcome.selection is not None:
+        name = _plain(outcome.selection.chosen or "")
+        return f"{name} passed; {model} version {outcome.awaits_approval} awaits approval"
     if outcome.promoted is None:
         return f"Nothing promoted for {model}"
     name = _plain(outcome.promoted)
-    if outcome.version is None:
-        return f"{name} passed and awaits approval"
     return f"{name} promoted as {model} version {outcome.version}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -74,6 +75,24 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="CPU threads of a training or quantization process. 0: one per core.",
+    )
+
+    smoke_deployment: str = Field(
+        default="",
+        description="Deployment that asks a promotion's smoke prompts, e.g. smoke/on-gpu. Empty: "
+        "asked in the process of the promotion.",
+    )
+    smoke_wait: float = Field(
+        default=6 * 3600.0,
+        gt=0,
+        description="Seconds a promotion waits for PILOTAGE_SMOKE_DEPLOYMENT to answer.",
+    )
+    notify_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="Webhook that is told of refusals, promotions and open questions. A secret.",
+    )
+    notify_kind: Literal["slack", "dingtalk", "feishu"] = Field(
+        default="slack", description="What stands behind PILOTAGE_NOTIFY_URL."
     )
 
     @property
