@@ -1,91 +1,297 @@
-"""What each flow is asked for: one pydantic model per flow, which Prefect shows as a form."""
+"""What each flow is asked for: one pydantic model per flow, which Prefect shows as a form.
+
+Model validators do not run in the browser, so what can be said in JSON schema is said there: the
+server checks a form's values against it before a run exists. Drop-downs hold what the folders of
+the checkout hold when the deployment is registered; a path to a file of one's own stays possible.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import date
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from recipes.loader import shipped
+from eval_suites.loader import shipped as shipped_suites
+from recipes.loader import shipped as shipped_recipes
 
 Reason = Annotated[str, StringConstraints(strip_whitespace=True)]
 
+OWN_FILE = r"^(.*/.*|.*\.ya?ml)$"
+"""A path and not a name, by the rule of `recipes.loader.find`."""
 
-class ReleaseRequest(BaseModel):
-    """Run one release recipe, to a promoted version or a refusal."""
 
+def _choice(names: list[str], *, optional: bool = False) -> WithJsonSchema:
+    """A drop-down of `names`, or the path of a file; the value is text either way.
+
+    Whether the name or file is there is said by the flow, with the nearest name: a drop-down is as
+    old as its deployment.
+    """
+    none = [{"type": "null", "title": "none"}] if optional else []
+    return WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "title": "of the checkout", "enum": names},
+                {"type": "string", "title": "own file", "pattern": OWN_FILE, "maxLength": 4096},
+                *none,
+            ]
+        }
+    )
+
+
+ReleaseRecipe = Annotated[str, _choice(shipped_recipes("release"))]
+LoadProfile = Annotated[str, _choice(shipped_suites("load"))]
+Policy = Annotated[str, _choice(shipped_suites("policy"))]
+OptionalPolicy = Annotated[str | None, _choice(shipped_suites("policy"), optional=True)]
+OptionalHardware = Annotated[str | None, _choice(shipped_recipes("hardware"), optional=True)]
+Override = Annotated[str, StringConstraints(pattern=r"^[^=.]+(\.[^=.]+)*=", max_length=4096)]
+Folder = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+NamedFolder = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+=.+", max_length=4096)]
+ANY_CANDIDATE = "Name of one candidate of the recipe; empty: every candidate."
+
+
+def at(position: int, **more: Any) -> dict[str, Any]:
+    """Where a field stands in the form; pydantic's order is lost on the way to the browser."""
+    return {"position": position, **more}
+
+
+class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    recipe: str = Field(
+
+class RecipeRequest(Request):
+    """A release recipe, perhaps changed, perhaps with other prompts."""
+
+    recipe: ReleaseRecipe = Field(
         default="freight_demo",
-        description="Name of a recipe in recipes/release/, or a path to one.",
-        json_schema_extra={"position": 0, "examples": [*shipped("release")]},
+        description="A release recipe of the checkout, or the path of your own.",
+        json_schema_extra=at(0),
     )
-    overrides: list[str] = Field(
-        default_factory=list,
+    overrides: list[Override] = Field(
+        default=[],
+        max_length=200,
         description="Changes to the recipe, each KEY.KEY=VALUE, e.g. distill.epochs=1.",
-        json_schema_extra={"position": 1},
+        json_schema_extra=at(1),
     )
     prompts: str | None = Field(
         default=None,
-        description="A CSV, JSONL or Parquet file instead of the recipe's prompts.",
-        json_schema_extra={"position": 2},
+        max_length=4096,
+        description="A CSV, JSONL or Parquet file on the worker's machine instead of the "
+        "recipe's prompts.",
+        json_schema_extra=at(2),
     )
 
 
-class PromoteRequest(BaseModel):
+class ReleaseRequest(RecipeRequest):
+    """Run one release recipe, to a promoted version or a refusal."""
+
+
+class TeacherRequest(RecipeRequest):
+    """Ask the teacher of a release recipe for its answers, and stop there."""
+
+
+class DistillRequest(RecipeRequest):
+    """Make the student of a release recipe, and stop there."""
+
+
+class QuantizeRequest(RecipeRequest):
+    """Quantize the student of a release recipe, for all its candidates or one, and stop there."""
+
+    candidate: str = Field(
+        default="", max_length=200, description=ANY_CANDIDATE, json_schema_extra=at(3)
+    )
+
+
+class DraftRequest(RecipeRequest):
+    """Train the draft of a release recipe, for all its candidates or one, and stop there."""
+
+    candidate: str = Field(
+        default="", max_length=200, description=ANY_CANDIDATE, json_schema_extra=at(3)
+    )
+
+
+class BenchmarkRequest(RecipeRequest):
+    """Find the largest request rate at which a bundle keeps its SLA."""
+
+    candidate: str = Field(
+        default="bf16",
+        max_length=200,
+        description="The candidate of the recipe whose bundle is made, or reused, and measured.",
+        json_schema_extra=at(3),
+    )
+    bundle: str = Field(
+        default="",
+        max_length=300,
+        description="MODEL@ALIAS, MODEL@VERSION or a digest: measured instead of a candidate; "
+        "recipe, overrides and candidate are then not looked at.",
+        json_schema_extra=at(4, examples=["freight-assistant@champion"]),
+    )
+    load: LoadProfile = Field(
+        default="freight_cpu_2core",
+        description="A load profile with an SLA, or the path of your own.",
+        json_schema_extra=at(5),
+    )
+    hardware: OptionalHardware = Field(
+        default=None,
+        description="A hardware file with a price per hour, for the costs.",
+        json_schema_extra=at(6),
+    )
+    generator: Literal["vllm", "guidellm"] = Field(
+        default="vllm", description="What sends the load.", json_schema_extra=at(7)
+    )
+
+
+class GateRequest(Request):
+    """Judge folders of evidence by a policy. Starts nothing and measures nothing."""
+
+    policy: Policy = Field(
+        default="retention_hit_rate",
+        description="A policy of the checkout, or the path of your own.",
+        json_schema_extra=at(0),
+    )
+    candidates: list[Folder] = Field(
+        min_length=1,
+        max_length=200,
+        description="[NAME=]DIR, one line a candidate: folders of evidence on the worker's "
+        "machine.",
+        json_schema_extra=at(1, examples=[["evidence/candidate"]]),
+    )
+    references: list[NamedFolder] = Field(
+        default=[],
+        max_length=3,
+        description="NAME=DIR, NAME one of teacher, student, champion.",
+        json_schema_extra=at(2, examples=[["teacher=evidence/teacher"]]),
+    )
+    repeated: list[Folder] = Field(
+        default=[],
+        max_length=2,
+        description="Two runs of one bundle, for the noise: two folders, or none.",
+        json_schema_extra=at(3),
+    )
+    planned: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="How many candidates the release has; 0: those given here.",
+        json_schema_extra=at(4),
+    )
+    champion_policy: OptionalPolicy = Field(
+        default=None,
+        description="The policy that promoted the champion; a looser one is refused.",
+        json_schema_extra=at(5),
+    )
+
+
+class PromoteRequest(Request):
     """Point an alias to a bundle that passed, on its recorded evidence alone."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     bundle: str = Field(
+        min_length=1,
+        max_length=300,
         description="MODEL@candidate, MODEL@VERSION, or the first digits of a bundle's digest.",
-        json_schema_extra={"position": 0},
+        json_schema_extra=at(0, examples=["freight-assistant@candidate"]),
     )
     alias: str = Field(
-        default="champion", description="The alias to move.", json_schema_extra={"position": 1}
+        default="champion", description="The alias to move.", json_schema_extra=at(1)
     )
-    policy: str | None = Field(
+    policy: OptionalPolicy = Field(
         default=None,
-        description="A policy that it must have been judged by; empty: the one it was judged by.",
-        json_schema_extra={"position": 2},
+        description="A policy that it must have been judged by; none: the one it was judged by.",
+        json_schema_extra=at(2),
     )
     reason: Reason = Field(
         default="",
         description="For the ledger; needed for a version that was rolled back.",
-        json_schema_extra={"position": 3},
+        json_schema_extra=at(3),
     )
     expected: int | None = Field(
         default=None,
         ge=0,
         description="Version that must hold the alias still, 0 for none; empty: whichever does.",
-        json_schema_extra={"position": 4},
+        json_schema_extra=at(4),
     )
-    actor: str = Field(
-        default="", description="Who or what asks.", json_schema_extra={"position": 5}
-    )
+    actor: str = Field(default="", description="Who or what asks.", json_schema_extra=at(5))
 
 
-class RollbackRequest(BaseModel):
+class RollbackRequest(Request):
     """Point the champion back to an earlier one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str = Field(description="Registered model.", json_schema_extra={"position": 0})
+    model: str = Field(
+        min_length=1,
+        description="Registered model.",
+        json_schema_extra=at(0, examples=["freight-assistant"]),
+    )
     reason: Reason = Field(
-        min_length=1, description="Why; it stands in the ledger.", json_schema_extra={"position": 1}
+        min_length=1, description="Why; it stands in the ledger.", json_schema_extra=at(1)
     )
     to: int | None = Field(
         default=None,
         ge=1,
         description="A version that was champion; empty: the one before.",
-        json_schema_extra={"position": 2},
+        json_schema_extra=at(2),
     )
     smoke: bool = Field(
         default=True,
         description="Start it and ask it a prompt first. Off only where no engine is at hand.",
-        json_schema_extra={"position": 3},
+        json_schema_extra=at(3),
     )
-    actor: str = Field(
-        default="", description="Who or what asks.", json_schema_extra={"position": 4}
+    actor: str = Field(default="", description="Who or what asks.", json_schema_extra=at(4))
+
+
+class NightlyRequest(Request):
+    """One release per recipe of the matrix, and a table of what came of each."""
+
+    recipes: list[ReleaseRecipe] = Field(
+        default=["freight_demo"],
+        min_length=1,
+        max_length=100,
+        description="The matrix: release recipes, in the order in which they are started.",
+        json_schema_extra=at(0),
+    )
+    night: date | None = Field(
+        default=None,
+        description="The date that the night belongs to; empty: today in the time zone below. A "
+        "night that was run is shown again, and starts nothing.",
+        json_schema_extra=at(1),
+    )
+    timezone: str = Field(
+        default="Asia/Shanghai",
+        pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$",
+        max_length=64,
+        description="Whose date it is, by its name in the IANA list.",
+        json_schema_extra=at(2, examples=["Asia/Shanghai", "UTC"]),
+    )
+    attempt: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Raise it to run a night once more.",
+        json_schema_extra=at(3),
+    )
+    hours: float = Field(
+        default=10.0,
+        gt=0,
+        le=48,
+        description="How long one release may run before it is cancelled; the others go on.",
+        json_schema_extra=at(4),
+    )
+
+
+class MaintainRequest(Request):
+    """Remove what nothing refers to any more, and keep the databases small."""
+
+    days: int = Field(
+        default=30,
+        ge=1,
+        le=36_500,
+        description="What is younger stays: artifacts of the store, runs of Prefect, deleted "
+        "runs of MLflow.",
+        json_schema_extra=at(0),
+    )
+    minutes: float = Field(
+        default=60.0,
+        gt=0,
+        le=600,
+        description="How long it may take in all; the next one goes on with the rest.",
+        json_schema_extra=at(1),
     )

@@ -21,11 +21,13 @@ from dataclasses import replace
 
 from prefect import flow
 
+from flows.endings import Ended, release_ended, told
 from flows.forms import PromoteRequest, ReleaseRequest
+from flows.making import begin, make_bundle, prepare_inputs, served_teacher
 from flows.promote import promote_bundle
 from registry.alias_moves import AliasMoved
 from registry.alias_outcome import AliasOutcome
-from registry.artifacts import ArtifactRef
+from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from registry.outcome import ReleaseOutcome
@@ -34,53 +36,36 @@ from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
 from tasks.champion import check_registry, measure_champion
 from tasks.distillation import distill
-from tasks.draft_checkpoints import CHOSEN, choose_checkpoint
 from tasks.draft_stage import prove_candidate
-from tasks.engines.subprocesses import end_leftovers
 from tasks.judging import Measured, judge_candidates, judged_policy
 from tasks.latency import measure_latency, will_run
-from tasks.models import prepare_model
-from tasks.planning import CandidatePlan, ReleasePlan, ResolvedRelease, plan, resolve
+from tasks.planning import CandidatePlan, ReleasePlan, ResolvedRelease
 from tasks.progress import LOG
 from tasks.promoting import SmokeFailed
-from tasks.prompts import prepare_prompts
 from tasks.publishing import RecordedRelease, conclude, record
-from tasks.quantization import quantize
 from tasks.serving import (
-    RemoteTeacher,
-    Served,
     ServedBundle,
-    bundle_of,
     known_infeasible,
-    part_of,
     prove_serving,
     serving_evidence,
 )
-from tasks.speculation import train_draft
-from tasks.stages import begin_run
-from tasks.student_template import check_student_template
+from tasks.stages import leave_out
 from tasks.teacher_data import generate_teacher_data
 
 
 @flow(name="release", flow_run_name="release-{request.recipe}", validate_parameters=True)
-def release_model(request: ReleaseRequest) -> ReleaseOutcome:
+@told
+def release_model(request: ReleaseRequest) -> Ended[ReleaseOutcome]:
     """Make, measure, judge and publish every candidate of a release recipe."""
     started = time.monotonic()
-    for pid in end_leftovers():
-        LOG.warning("ended process %d, left behind by a run that crashed", pid)
-    todo = plan(resolve(request.recipe, request.overrides, request.prompts))
-    begin_run(len(todo.stages()))
+    todo = begin(request)
     recipes = todo.resolved
 
     incumbent = check_registry(
         recipes.release.model, recipes.release.promotion.first_release, recipes.policy
     )
     policy, notes = judged_policy(recipes.policy, champion=incumbent.version is not None)
-    prepare_prompts(todo.prompts, recipes.release.prompts)
-    if todo.teacher_model is not None and recipes.teacher.model is not None:
-        prepare_model(todo.teacher_model, recipes.teacher.model)
-    prepare_model(todo.student_base, recipes.distill.student)
-    check_student_template(todo.student_base, todo.prompts)
+    prepare_inputs(todo)
     with served_teacher(todo) as teacher:
         generate_teacher_data(todo.teacher_data, recipes.teacher, teacher)
         teacher_accuracy = measure_accuracy(
@@ -102,9 +87,11 @@ def release_model(request: ReleaseRequest) -> ReleaseOutcome:
     recorded = record(todo, judged, measured, incumbent.version)
     promotion = promote_chosen(recipes, recorded, incumbent.version)
     spent = time.monotonic() - started
-    return conclude(
+    outcome = conclude(
         todo, judged, measured, others, recorded, promotion, spent, notes, incumbent.loosened
     )
+    moved = isinstance(promotion, AliasOutcome) and promotion.changed
+    return release_ended(outcome, moved)
 
 
 def promote_chosen(
@@ -128,14 +115,6 @@ def promote_chosen(
         return refused
 
 
-def served_teacher(todo: ReleasePlan) -> Served:
-    """The teacher behind a server of ours, or behind somebody else's URL."""
-    if todo.teacher_model is None:
-        return RemoteTeacher(todo.resolved.teacher)
-    target = part_of(todo.teacher_model)
-    return ServedBundle(bundle_of("teacher", target, None, todo.teacher_config))
-
-
 def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     """Make one bundle, start it once and measure everything on it.
 
@@ -144,17 +123,10 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
     """
     recipes = todo.resolved
     try:
-        if wanted.quantize is not None:
-            quantize(wanted.quantize, recipes.quantize[wanted.candidate.quantize])
-        target = part_of(wanted.target, wanted.below)
-        draft = None
-        if wanted.draft_training and wanted.draft and recipes.draft:
-            train_draft(wanted.draft_training, recipes.draft)
-            choose_checkpoint(wanted.draft, target)
-            draft = part_of(wanted.draft, CHOSEN)
-        bundle = bundle_of(wanted.name, target, draft, wanted.config)
+        bundle = make_bundle(todo, wanted)
     except StageFailed as error:
         LOG.error("%s: %s", wanted.name, error)
+        leave_out(*measurements(wanted), wanted.serving)
         return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
     remember(bundle)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
@@ -183,6 +155,7 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
                 served,
             )
         else:
+            leave_out(*measurements(wanted))
             accuracy = reference_accuracy(todo, wanted, served)
     proof = prove_its_draft(todo, wanted, bundle) if feasible else None
     return Measured(
@@ -194,8 +167,14 @@ def measure_candidate(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
         latency=latency,
         again=again,
         draft_proof=proof,
-        draft=draft is not None,
+        draft=bundle.draft is not None,
     )
+
+
+def measurements(wanted: CandidatePlan) -> list[Stage]:
+    """What is measured on a candidate that is served."""
+    stages = [wanted.accuracy, wanted.accuracy_again, wanted.latency, wanted.draft_proof]
+    return [stage for stage in stages if stage is not None]
 
 
 def prove_its_draft(todo: ReleasePlan, wanted: CandidatePlan, bundle: Bundle) -> ArtifactRef | None:

@@ -44,7 +44,9 @@ def test_the_form_has_its_fields_in_order_and_offers_the_shipped_recipes() -> No
         "overrides",
         "prompts",
     ]
-    assert fields["recipe"]["examples"] == shipped("release")
+    of_checkout, own_file = fields["recipe"]["anyOf"]
+    assert of_checkout["enum"] == shipped("release")
+    assert (of_checkout["type"], own_file["type"]) == ("string", "string")
     assert all(field["description"] for field in fields.values())
     assert release_model.parameters.model_dump()["required"] == ["request"]
 
