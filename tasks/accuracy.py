@@ -16,7 +16,7 @@ from registry.errors import UserError
 from registry.provenance import driver_versions, engine_version, tools
 from tasks.engines.model_files import chat_template, tokenizer_digest
 from tasks.engines.subprocesses import run_job
-from tasks.serving import Served, ServedBundle
+from tasks.serving import Served, ServedBundle, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
 VERSION = 2
@@ -113,6 +113,7 @@ def measure_accuracy(
                 "served_name": server.served_name,
                 "api_key_env": KEY_VARIABLE,
             }
-        return run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
+        with renewed_after_fault(served):
+            return run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
 
     return make(stage, produce)

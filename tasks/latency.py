@@ -17,7 +17,6 @@ from prefect import task
 
 from eval_suites.schema import LoadProfile
 from registry.artifacts import ArtifactRef, Stage
-from registry.errors import InfrastructureError
 from registry.evidence import REQUESTS, SUMMARY, TIMELINE, LatencyEvidence, read_summary
 from registry.provenance import engine_tools, hardware_fingerprint
 from registry.settings import settings
@@ -30,7 +29,7 @@ from tasks.engines.load_prompts import first_prompt, supply_of
 from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.progress import LOG
-from tasks.serving import ServedBundle, check_times_count
+from tasks.serving import ServedBundle, check_times_count, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, folder_of, make, store
 
 VERSION = 3
@@ -93,7 +92,8 @@ def measure_latency(
         traffic = Traffic.of(profile, server.url, server.served_name, served.bundle.target.path)
         watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
         run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive,
-                      lambda: reset_prefix_cache(traffic.url, server.api_key))  # fmt: skip
+                      lambda: reset_prefix_cache(traffic.url, server.api_key),
+                      lambda: server.check_answers(profile.request_timeout))  # fmt: skip
         supply = supply_of(
             profile,
             None if profile.scenarios else prompts,
@@ -108,7 +108,8 @@ def measure_latency(
             price_per_hour=known_price(profile),
             emulated=server.emulated,
         )
-        try:
+        # A generator that failed has ended too; another try needs a new one.
+        with renewed_after_fault(served):
             if profile.search is not None:
                 name = stage.parents["prompts"].key
                 KeptRateSearch(
@@ -116,10 +117,6 @@ def measure_latency(
                 ).run()
             else:
                 measure_rates(profile, run, supply, work, of, say=LOG.info)
-        except InfrastructureError:
-            # A generator that failed has ended; another try needs a new one.
-            served.reset()
-            raise
         for name in (SUMMARY, REQUESTS, TIMELINE):
             shutil.copyfile(work / name, folder / name)
         shutil.copytree(work / "raw", folder / "raw")

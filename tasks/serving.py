@@ -7,7 +7,8 @@ engine's reason why it does not; both are remembered, for this hardware and this
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -187,6 +188,20 @@ class RemoteTeacher:
 
 
 Served = ServedBundle | RemoteTeacher
+
+
+@contextmanager
+def renewed_after_fault(served: Served) -> Iterator[None]:
+    """Where the block ends with a fault of a machine, another try starts a server of its own.
+
+    A server whose engine hangs still calls itself healthy: vLLM's /health (0.32) only sees death.
+    """
+    try:
+        yield
+    except InfrastructureError:
+        if isinstance(served, ServedBundle):
+            served.reset()
+        raise
 
 
 class Kernels(Protocol):

@@ -30,7 +30,7 @@ from tasks.answer_scoring import scorer_of
 from tasks.data_card import PAGE, DataCard
 from tasks.engines.languages import Languages
 from tasks.progress import LOG
-from tasks.serving import Served
+from tasks.serving import Served, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, artifact_of, make
 from tasks.teacher_asking import ask_missing, asked_rows
 from tasks.teacher_parts import Score, account, judged_rows, write_parts
@@ -83,7 +83,8 @@ def generate_teacher_data(stage: Stage, recipe: TeacherRecipe, served: Served) -
         total = sum(1 for _ in asked_rows(prompts.path))
         with held(work), AnswerFile(work / ANSWERS, total, recipe.samples) as answers:
             take_over(answers, work.name)
-            ask_missing(prompts.path, answers, total, recipe, served)
+            with renewed_after_fault(served):
+                ask_missing(prompts.path, answers, total, recipe, served)
             try:
                 return sort_answers(folder, prompts, answers, recipe) | {ASKED: work.name}
             except StageFailed:

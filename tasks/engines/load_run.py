@@ -56,8 +56,10 @@ class LoadRun:
     """One generator on one endpoint, watched. Raises as `LoadGenerator.send` and the watch do.
 
     `check_alive` is called after every batch and raises where the endpoint is gone: what a dead
-    server did not answer says nothing about its rates. `reset_cache` is called before every step
-    until it says that the engine's prefix cache cannot be emptied; prompts are fresh all the same.
+    server did not answer says nothing about its rates. `check_answers` is called after a batch that
+    got no answer at all, and raises where the endpoint hangs. `reset_cache` is called before every
+    step until it says that the engine's prefix cache cannot be emptied; prompts are fresh all the
+    same.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class LoadRun:
         raw_dir: Path,
         check_alive: Callable[[], None] = _nobody_looks,
         reset_cache: Callable[[], bool] = lambda: False,
+        check_answers: Callable[[], None] = _nobody_looks,
     ) -> None:
         self.traffic, self.generator, self.watch, self.raw_dir = traffic, generator, watch, raw_dir
         self.check_alive, self.reset_cache = check_alive, reset_cache
+        self.check_answers = check_answers
         self._resets = True
         self._began: dict[int, float] = {}
 
@@ -85,6 +89,8 @@ class LoadRun:
         with self.watch.step() as watched:
             sent = self.generator.send(self.traffic, batch, raw)
         self.check_alive()
+        if not any(row["ok"] for row in sent.rows):
+            self.check_answers()
         seen.batches.append([row | {"start_s": row["start_s"] + later} for row in sent.rows])
         seen.duration += sent.duration
         for name, grown in watched.growth.items():

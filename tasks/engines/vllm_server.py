@@ -345,6 +345,14 @@ class VllmServer:
             wait_until(lambda: self._started.poll() is not None, LAST_WORDS_WAIT)
             self._raise_death("is no longer healthy")
 
+    def check_answers(self, limit: float) -> None:
+        """Raise as `check_alive` does, also where no token comes within `limit` seconds.
+
+        An engine that hangs still calls itself healthy: vLLM's /health (0.32) only sees death.
+        """
+        self.check_alive()
+        self._generate_one_token(time.monotonic() + limit)
+
     # -- parts -----------------------------------------------------------------------------
 
     @property

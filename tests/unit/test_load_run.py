@@ -69,3 +69,16 @@ def test_a_batch_of_a_dead_endpoint_is_not_seen(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="is gone"):
         run(tmp_path, QueueBench(Queue()), check_alive=gone).send(seen, 1, batch(5))
     assert seen.batches == []
+
+
+def test_an_endpoint_that_answers_nothing_is_asked_for_a_token(tmp_path: Path) -> None:
+    def hangs() -> None:
+        raise InfrastructureError("http://here generates no token")
+
+    seen = Seen()
+    run(tmp_path, QueueBench(Queue(service=0.001)), check_answers=hangs).send(seen, 1, batch(5))
+    assert len(seen.rows) == 5, "one that answers is not asked again"
+    silent = QueueBench(Queue(service=0.001, error_share=1.0))
+    with pytest.raises(InfrastructureError, match="generates no token"):
+        run(tmp_path, silent, check_answers=hangs).send(seen, 1, batch(5))
+    assert len(seen.rows) == 5

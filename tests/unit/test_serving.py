@@ -10,10 +10,10 @@ import pytest
 
 from registry.artifacts import Stage
 from registry.bundle import Bundle
-from registry.errors import Infeasible
+from registry.errors import Infeasible, InfrastructureError, StageFailed
 from registry.evidence import ServingEvidence
 from tasks import serving
-from tasks.serving import prove_serving, serving_evidence
+from tasks.serving import ServedBundle, prove_serving, renewed_after_fault, serving_evidence
 from tasks.stages import begin_run
 from tests.unit.turn_builders import bundle
 
@@ -90,3 +90,15 @@ def test_an_installed_plugin_asks_the_question_anew(tools: dict[str, str]) -> No
     before = stage().key
     tools["vllm-cpu-unpacked"] = "1"
     assert stage().key != before
+
+
+def test_another_try_after_a_fault_gets_a_server_of_its_own() -> None:
+    """A hanging engine calls itself healthy, so the server that was there is not trusted."""
+    served = ServedBundle(bundle("int4"))
+    served._started = True
+    with pytest.raises(StageFailed), renewed_after_fault(served):
+        raise StageFailed.at("answers", "too short")
+    assert served._started, "what was said of the answers is no fault of the server"
+    with pytest.raises(InfrastructureError), renewed_after_fault(served):
+        raise InfrastructureError("no answer within 75 s")
+    assert not served._started

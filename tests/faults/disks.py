@@ -1,0 +1,49 @@
+"""A disk that can be filled: a small tmpfs in place of the home. Needs the right to mount."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+BALLAST = "ballast"
+
+
+@contextmanager
+def small_disk(home: Path, mebibytes: int) -> Iterator[None]:
+    """Mount a tmpfs at `home` with what lay there; what it holds at the end lies there again."""
+    aside = home.with_name("aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    home.rename(aside)
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "pilotage-faults", str(home)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        home.rmdir()
+        aside.rename(home)
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        shutil.copytree(aside, home, symlinks=True, dirs_exist_ok=True)
+        yield
+    finally:
+        shutil.rmtree(aside)
+        shutil.copytree(home, aside, symlinks=True)
+        subprocess.run(["umount", "-l", str(home)], check=True)
+        home.rmdir()
+        aside.rename(home)
+
+
+def fill(home: Path, left: int = 0) -> None:
+    """Use up the disk but for `left` bytes."""
+    free = shutil.disk_usage(home).free - left
+    with (home / BALLAST).open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, max(1, free // 4096 * 4096))
+
+
+def make_room(home: Path) -> None:
+    (home / BALLAST).unlink()

@@ -1,0 +1,64 @@
+"""vLLM that hangs without dying: stopped (SIGSTOP) while it starts, answers, is measured."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.faults.audit import Holdings, check_whole, holdings
+from tests.faults.conftest import Tell
+from tests.faults.world import World, until
+
+pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+FRONT = r"vllm\.entrypoints\.cli\.main serve"
+CORE = r"VLLM::EngineCor|EngineCore"
+START = {"PILOTAGE_ENGINE_START_TIMEOUT": "75"}
+WORK = {"PILOTAGE_STAGE_TIMEOUT": "75"}
+
+HANGS = {
+    "the HTTP front, starting": (
+        ("serving", "bf16"), FRONT, FRONT, START, "was not ready after 75 s",
+    ),
+    "the engine core, starting": (
+        ("serving", "bf16"), CORE, CORE, START,
+        "was not ready after 75 s|answered /health but generated no token",
+    ),
+    "the engine core, scored": (
+        ("accuracy", "bf16"), "lm_eval_run", CORE, WORK, "did not end within 75 s",
+    ),
+    "the HTTP front, scored": (
+        ("accuracy", "bf16"), "lm_eval_run", FRONT, WORK, "did not end within 75 s",
+    ),
+    "the engine core, measured": (
+        ("latency", "bf16"), "vllm_bench_main", CORE, WORK, "within 75 s",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HANGS)
+def test_vllm_hangs(world: World, finished: Holdings, tell: Tell, what: str) -> None:
+    """A vLLM process that is there and does nothing"""
+    (stage, label), sign, pattern, limits, message = HANGS[what]
+    title = f"{stage} {label}"
+    world.forget(stage, label)
+    run = world.start(env=limits)
+    run.wait_for(rf"\] {title}: making")
+    world.process(sign, settled=1.0)
+    victim = world.process(pattern)
+    victim.send_signal(signal.SIGSTOP)
+    assert until(lambda: victim.status() == "stopped", 10)
+    assert f"{title}: done" not in run.text, "the stop came too late"
+    run.wait_for(message)
+    # What hangs is ended, hard: a stopped process does not hear SIGTERM.
+    assert until(lambda: not victim.is_running(), 60)
+    assert run.end() == 0, run.text[-4000:]
+    assert run.made == [title]
+    check_whole(world, finished, releases=holdings(world).releases)
+    assert world.release().made == []
+    tell(
+        fault=f"{what}, hangs", caused=f"SIGSTOP of pid {victim.pid}", stage=title,
+        seen=f"limit of 75 s ({next(iter(limits))}): {run.wait_for(message)}", status=0,
+        then="the same run ended it and went on with a new server",
+    )  # fmt: skip
