@@ -43,6 +43,11 @@ class Settings(BaseSettings):
         description="Database URL of the ledger. Empty: the tracking database; needed where "
         "PILOTAGE_MLFLOW_URI is a server's, which lets nobody into its database.",
     )
+    store_url: str = Field(
+        default="",
+        description="fsspec URL of the store that machines share, e.g. s3://bucket/prefix or "
+        "file:///shared/pilotage. Empty: this machine alone.",
+    )
     actor: str = Field(
         default="",
         max_length=200,
@@ -76,6 +81,37 @@ class Settings(BaseSettings):
         ge=0,
         description="CPU threads of a training or quantization process. 0: one per core.",
     )
+    device_wait: float = Field(
+        default=12 * 3600.0,
+        ge=0,
+        description="Seconds a heavy stage waits for a GPU (or the CPU) that another run holds.",
+    )
+    device_locks: str = Field(
+        default="",
+        description="Folder of the files that lock this machine's devices. Empty: /run/lock or "
+        "/tmp, the first in which everybody may write.",
+    )
+    release_deployment: str = Field(
+        default="",
+        description="Deployment (release/manual) that a nightly asks for one run per recipe. "
+        "Empty: its releases run in its own process, one after the other.",
+    )
+    candidate_deployment: str = Field(
+        default="",
+        description="Deployment (candidate/one) that measures a release's candidates, one run "
+        "each. Empty: the release measures them itself.",
+    )
+    candidate_start: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds that runs of candidates may wait for a worker while none of them "
+        "runs; then the release measures these candidates itself.",
+    )
+    candidate_timeout: float = Field(
+        default=24 * 3600.0,
+        gt=0,
+        description="Seconds that a release waits for the runs of its candidates in all.",
+    )
 
     smoke_deployment: str = Field(
         default="",
@@ -93,6 +129,19 @@ class Settings(BaseSettings):
     )
     notify_kind: Literal["slack", "dingtalk", "feishu"] = Field(
         default="slack", description="What stands behind PILOTAGE_NOTIFY_URL."
+    )
+
+    prefect_port: int = Field(
+        default=4200,
+        ge=1,
+        le=65_535,
+        description="Port of the Prefect server that `pilotage up` starts, on 127.0.0.1.",
+    )
+    mlflow_port: int = Field(
+        default=5000,
+        ge=1,
+        le=65_535,
+        description="Port of the MLflow server that `pilotage up` starts, on 127.0.0.1.",
     )
 
     @property

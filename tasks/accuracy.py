@@ -116,4 +116,4 @@ def measure_accuracy(
         with renewed_after_fault(served):
             return run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
 
-    return make(stage, produce)
+    return make(stage, produce, heavy=isinstance(served, ServedBundle))

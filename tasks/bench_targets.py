@@ -21,6 +21,7 @@ from registry.errors import InfrastructureError, UserError
 from registry.provenance import engine_version, hardware_fingerprint
 from registry.settings import settings
 from tasks.bundles import as_served_here, bundle_named
+from tasks.devices import exclusive
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import tokenizer_of
@@ -164,7 +165,7 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
         env=env,
         where=f"serve recipe {serve}" if serve else "vLLM's defaults",
     )
-    with server:
+    with exclusive(f"serving {folder.name}"), server:
         yield Target(
             url=server.url.removesuffix("/v1"),
             model=server.served_name,

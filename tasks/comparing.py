@@ -9,6 +9,7 @@ from typing import Any
 from eval_suites.loader import load_profile
 from registry.digests import digest_of
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, UserError
+from tasks.devices import exclusive
 from tasks.engines.load_prompts import first_prompt, from_file, supply_of
 from tasks.measured_folders import begun, default_folder, measurable, prompts_digest
 from tasks.serving import ServedBundle
@@ -81,5 +82,7 @@ def compare(
     identity |= {"a": first.digest, "b": second.digest}
     folder = begun(out or default_folder("compare", load, identity), TURNS, identity)
     supply = supply_of(profile, prompts, first_prompt(folder), first.target.path)
-    found = compare_bundles(first, second, profile, supply, folder, repeats, rate, serve=serve)
+    # All turns in a row: an hour of another run between two of them would not make a pair.
+    with exclusive(f"compare {a} and {b}"):
+        found = compare_bundles(first, second, profile, supply, folder, repeats, rate, serve=serve)
     return Compared(a, b, load, found, folder)

@@ -138,7 +138,7 @@ def distill(stage: Stage, checkpoint: Checkpoint) -> ArtifactRef:
         (folder / "report.md").write_text(page(stage.config, result), encoding="utf-8")
         return {name: value for name, value in result.items() if name != "curve"}
 
-    ref = make(stage, produce)
+    ref = make(stage, produce, heavy=True)
     shutil.rmtree(work_folder(stage), ignore_errors=True)
     return ref
 

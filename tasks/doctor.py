@@ -34,7 +34,8 @@ from registry.provenance import (
     tools,
 )
 from registry.settings import CHECKOUT, settings
-from registry.store import Store
+from registry.store import Absent, Store
+from tasks.devices import exclusive
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
@@ -327,7 +328,12 @@ def serving_formats(
         (folder / "formats.json").write_text(text, encoding="utf-8")
         return {"served": [one.format for one in found if one.served]}
 
-    ref = store.make(stage, produce, provenance())
+    try:
+        ref = store.find(stage)
+    except Absent:
+        # The device before the key, as `tasks.stages.make` does.
+        with exclusive("doctor: what this machine serves"):
+            ref = store.make(stage, produce, provenance())
     stored = json.loads((ref.path / "formats.json").read_text(encoding="utf-8"))
     return [ServedFormat.model_validate(one) for one in stored], ref
 

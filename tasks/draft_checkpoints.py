@@ -135,7 +135,7 @@ def choose_checkpoint(stage: Stage, target: Part, serve: Serve = ServedBundle) -
             },
         }
 
-    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary))
+    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary), heavy=True)
 
 
 def short_of_memory(summary: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from registry.evidence import SUMMARY, LatencyEvidence, read_summary
 from registry.outcome import Verdict
 from registry.provenance import hardware_fingerprint
 from registry.whole_files import write_whole
+from tasks.devices import exclusive
 from tasks.draft_proof import DRAFT, DraftProof, prove_draft
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.fixed_rates import Measuring
@@ -152,10 +153,11 @@ def measure_draft(
     """
     supplies = Supplies(profile, prompts, folder, bundle.target.path)
     search = ServedSearch(profile, profile_name, supplies, folder, serve)
-    return prove_draft(
-        bundle, profile, supplies.of(TURNS), folder, search,
-        tokens=tokens, repeats=repeats, serve=serve,
-    )  # fmt: skip
+    with exclusive(f"draft of {bundle.name}"):
+        return prove_draft(
+            bundle, profile, supplies.of(TURNS), folder, search,
+            tokens=tokens, repeats=repeats, serve=serve,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def prove_candidate(
             "tpot_p50_ratio": tpot,
         }
 
-    ref = make(stage, produce, fresh=young_enough(max_age_days))
+    ref = make(stage, produce, fresh=young_enough(max_age_days), heavy=True)
     # Not before the store has it: a stop in between would lose hours.
     shutil.rmtree(work, ignore_errors=True)
     return ref

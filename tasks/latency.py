@@ -122,7 +122,7 @@ def measure_latency(
         shutil.copytree(work / "raw", folder / "raw")
         return figures(folder)
 
-    ref = make(stage, produce, fresh=young_enough(max_age_days))
+    ref = make(stage, produce, fresh=young_enough(max_age_days), heavy=True)
     # Not before the store has it: a stop in between would lose the finished steps.
     shutil.rmtree(work, ignore_errors=True)
     return ref

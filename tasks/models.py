@@ -85,7 +85,7 @@ def prepare_model(stage: Stage, source: ModelSource) -> ArtifactRef:
             job |= {"source": "depth_pruned", "model": model, "keep_layers": source.keep_layers}
         return run_job("tasks.engines.model_import", job, log=log_file(stage))
 
-    return make(stage, produce)
+    return make(stage, produce, heavy=isinstance(source, DemoModel))
 
 
 def _demo_model(

@@ -97,7 +97,7 @@ def quantize(stage: Stage, recipe: QuantizeRecipe) -> ArtifactRef:
                 (out / page).rename(folder / page)
         return result
 
-    return make(stage, produce)
+    return make(stage, produce, heavy=True)
 
 
 def quantized(stage: Stage) -> Path:

@@ -27,6 +27,7 @@ from registry.evidence import ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
+from tasks.devices import exclusive
 from tasks.engines.draft_vocab import check_draft
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
@@ -95,6 +96,7 @@ class ServedBundle:
         self.bundle = bundle
         self._running = ExitStack()
         self._started = False
+        self._held = False
         self._generator: VllmBench | None = None
         self._server = VllmServer(
             target=bundle.target.path,
@@ -115,7 +117,8 @@ class ServedBundle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running.close()
+        # With the error: what is being stopped has one grace for all its processes.
+        self._running.__exit__(kind, error, trace)
 
     @property
     def server(self) -> VllmServer:
@@ -123,6 +126,7 @@ class ServedBundle:
         if not self._started:
             for part in filter(None, (self.bundle.target, self.bundle.draft)):
                 store().mark_used(part.stage, part.key)
+            self._hold()
             self._running.enter_context(self._server)
             self._started = True
         try:
@@ -137,11 +141,19 @@ class ServedBundle:
         self._running.close()
         self._started = False
         self._generator = None
+        self._held = False
+
+    def _hold(self) -> None:
+        """The device, from before the first process starts until the last one has ended."""
+        if not self._held:
+            self._running.enter_context(exclusive(f"serving {self.bundle.name}"))
+            self._held = True
 
     @property
     def load_generator(self) -> VllmBench:
         """The process that sends load. Asked for early, its import overlaps the server's start."""
         if self._generator is None:
+            self._hold()
             # Two releases may measure one bundle at once; job and result lie beside the log.
             name = f"load-{os.getpid()}-{self.log.name.removeprefix('serve-')}"
             log = self.log.with_name(name)
@@ -261,7 +273,7 @@ def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
         write_summary(folder, evidence)
         return facts
 
-    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary))
+    return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary), heavy=True)
 
 
 def short_of_memory(summary: dict[str, Any]) -> bool:

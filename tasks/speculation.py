@@ -130,7 +130,7 @@ def train_draft(stage: Stage, recipe: DraftRecipe) -> ArtifactRef:
         write_training_report(folder, result)
         return result
 
-    return make(stage, produce)
+    return make(stage, produce, heavy=True)
 
 
 def target_of(stage: Stage) -> Path:

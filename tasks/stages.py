@@ -10,28 +10,45 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
 
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import InfrastructureError, UserError
 from registry.outcome import StageOutcome
 from registry.provenance import provenance
 from registry.settings import settings
-from registry.store import Absent, Store
+from registry.shared_store import open_store
+from registry.store import MANIFEST, Absent, Store
+from tasks import run_log, run_progress
+from tasks.devices import exclusive, is_held
 from tasks.progress import LOG, spell, working
 
 TRIES = 2
 """How often a stage is tried when a process, a port or a disk fails; mistakes never are."""
 
+
+def run_name(parameters: dict[str, Any]) -> str:
+    """What a task run is called in Prefect's UI: the stage that it makes, else what it is about."""
+    for value in parameters.values():
+        if isinstance(value, Stage):
+            return value.title
+    context = TaskRunContext.get()
+    name = context.task.name if context is not None else "task"
+    about = parameters.get("reference")
+    return f"{name} {about}" if isinstance(about, str) else name
+
+
 TASK_OPTIONS: dict[str, Any] = {
     "cache_policy": NO_CACHE,
     "persist_result": False,
     "log_prints": False,
+    "task_run_name": run_name,
 }
 
 Produce = Callable[[Path], dict[str, Any]]
@@ -47,14 +64,29 @@ _run: list[StageOutcome] = []
 _planned = 0
 
 
-def begin_run(planned: int) -> None:
-    """Forget an earlier run of this process; `planned` stages are to come, for the progress."""
+def begin_run(planned: int, stages: Sequence[Stage] = ()) -> None:
+    """Forget an earlier run of this process; `planned` stages are to come, for the progress.
+
+    stages: the same ones; what the store has not got of them makes the estimate of what remains.
+    """
     global _planned
     _planned = planned
     _run.clear()
     _made.clear()
-    for stale in store().remove_stale():
+    shelf = store()
+    to_come = {
+        stage.key: shelf.last_seconds(stage.name, stage.label)
+        for stage in stages
+        if not (shelf.folder(stage) / MANIFEST).is_file()
+    }
+    run_progress.plan(planned, to_come)
+    for stale in shelf.remove_stale():
         LOG.info("removed %s, left by a writer that crashed", stale.name)
+
+
+def leave_out(*stages: Stage) -> None:
+    """These planned stages will not be made: a candidate that is not served is not measured."""
+    run_progress.without([stage.key for stage in stages])
 
 
 def stages_of_run() -> list[StageOutcome]:
@@ -62,26 +94,60 @@ def stages_of_run() -> list[StageOutcome]:
 
 
 def store() -> Store:
-    return Store(settings().store_dir)
+    return open_store(LOG.info)
+
+
+class _DeviceFirst(Exception):
+    """A key was locked, and nothing made, by a process that does not hold its device yet."""
 
 
 def make(
-    stage: Stage, produce: Produce, *, fresh: Callable[[ArtifactRef], bool] = lambda ref: True
+    stage: Stage,
+    produce: Produce,
+    *,
+    fresh: Callable[[ArtifactRef], bool] = lambda ref: True,
+    heavy: bool = False,
 ) -> ArtifactRef:
-    """The artifact of `stage`: found, or made by `produce(folder)`, with one retry of faults."""
+    """The artifact of `stage`: found, or made by `produce(folder)`, with one retry of faults.
+
+    What is `heavy` is made with the device held (`tasks.devices`); to find it takes none.
+    """
+    try:
+        return _make(stage, produce, fresh, without_device=heavy and not is_held())
+    except _DeviceFirst:
+        with exclusive(stage.title):
+            return _make(stage, produce, fresh, without_device=False)
+
+
+def _make(
+    stage: Stage, produce: Produce, fresh: Callable[[ArtifactRef], bool], *, without_device: bool
+) -> ArtifactRef:
     shelf = store()
     known = _made.get((shelf.root, stage.key))
     if known is not None:
         return known
     started = time.monotonic()
-    title = f"[{len(_run) + 1}/{max(_planned, len(_run) + 1)}] {stage.title}"
+    number, planned = len(_run) + 1, max(_planned, len(_run) + 1)
+    title = f"[{number}/{planned}] {stage.title}"
+    run_log.doing(stage.title)
     estimate = shelf.last_seconds(stage.name, stage.label)
     for attempt in range(1, TRIES + 1):
         try:
             with ExitStack() as shown:
 
                 def announce(reason: str, shown: ExitStack = shown) -> None:
+                    # The device, then the key, in every process: who held a key and waited for
+                    # the device would wait for a holder who may be waiting for that key.
+                    if without_device:
+                        raise _DeviceFirst
                     LOG.info("%s", reason)
+                    run_progress.begun(
+                        key=stage.key,
+                        title=stage.title,
+                        number=number,
+                        planned=planned,
+                        estimate=estimate,
+                    )
                     shown.enter_context(working(title, estimate))
 
                 try:
@@ -100,6 +166,7 @@ def make(
     else:
         LOG.info("%s: done in %s (%s)", title, spell(ref.seconds), ref.key[:12])
     _made[shelf.root, stage.key] = ref
+    run_progress.done(stage.key)
     _run.append(
         StageOutcome(
             name=stage.title,

@@ -30,7 +30,7 @@ from tasks.answer_scoring import scorer_of
 from tasks.data_card import PAGE, DataCard
 from tasks.engines.languages import Languages
 from tasks.progress import LOG
-from tasks.serving import Served, renewed_after_fault
+from tasks.serving import Served, ServedBundle, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, artifact_of, make
 from tasks.teacher_asking import ask_missing, asked_rows
 from tasks.teacher_parts import Score, account, judged_rows, write_parts
@@ -91,7 +91,7 @@ def generate_teacher_data(stage: Stage, recipe: TeacherRecipe, served: Served) -
                 LOG.warning("the answers stay in %s; remove it to ask for them anew", work)
                 raise
 
-    ref = make(stage, produce)
+    ref = make(stage, produce, heavy=isinstance(served, ServedBundle))
     # Not before the store has them.
     remove(work)
     return ref

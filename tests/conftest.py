@@ -26,6 +26,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh `PILOTAGE_HOME`."""
     folder = tmp_path / "pilotage-home"
     monkeypatch.setenv("PILOTAGE_HOME", str(folder))
+    # A test waits for no release of this machine, nor for another test.
+    monkeypatch.setenv("PILOTAGE_DEVICE_LOCKS", str(tmp_path))
     settings.cache_clear()
     yield folder
     settings.cache_clear()

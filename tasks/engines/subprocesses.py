@@ -5,13 +5,15 @@ creation time. Ending it is polite first (SIGTERM to the whole tree), hard after
 seconds, and reaches children that were orphaned by a parent that died first. Those are found by
 the marker that each of our processes carries in its environment, or, because a process that sets
 its own title (vLLM's engine does) overwrites its environment, by being in our session and writing
-to our log. A later run ends what a crashed run left behind, and only that.
+to our log. What a killed run leaves behind its guards end (`guards.py`), or, when they were killed
+too, a later run; and only that.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,14 +27,13 @@ from typing import Any, Self
 import psutil
 
 from registry.errors import InfrastructureError, Problem, StageFailed, UserError
+from registry.redaction import without_secrets
 from registry.settings import CHECKOUT, settings
+from tasks.engines.guards import Guard, grace, open_files
+from tasks.engines.log_following import ENGINE_LOG, Following
 
 MARKER = "PILOTAGE_PROCESS"
 """Environment variable that names the tree a process belongs to; inherited by every child."""
-
-
-SECRETS = ("PILOTAGE_TEACHER_API_KEY", "PILOTAGE_JUDGE_API_KEY", "PILOTAGE_MLFLOW_URI")
-"""Ours alone: a key, and an address that may hold a password."""
 
 
 class ProcessTree:
@@ -46,20 +47,24 @@ class ProcessTree:
         env: Mapping[str, str] | None = None,
         cwd: Path = CHECKOUT,
         without: Sequence[str] = (),
+        with_secrets: bool = False,
     ) -> None:
-        """`without`: variables of our own environment, by prefix, that the command must not see."""
+        """`without`: variables of our own environment, by prefix, that the command must not see.
+
+        Secrets (`registry.redaction`) it does not see either, but for those in `env`. Only a
+        service that is this project itself, a worker for example, is started `with_secrets`.
+        """
         self.command = [str(word) for word in command]
         self.log = log
         self.marker = uuid.uuid4().hex
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith((*SECRETS, *without))
-        }
+        ours = dict(os.environ) if with_secrets else without_secrets(os.environ)
+        kept = {name: value for name, value in ours.items() if not name.startswith(tuple(without))}
         self._env = {**kept, **(env or {}), MARKER: self.marker}
         self._cwd = cwd
         self._note = settings().run_dir / f"{self.marker}.json"
         self.process: subprocess.Popen[bytes] | None = None
+        self._following: Following | None = None
+        self._guard: Guard | None = None
         self._root: psutil.Process | None = None
 
     def __enter__(self) -> Self:
@@ -79,7 +84,9 @@ class ProcessTree:
         self._note.parent.mkdir(parents=True, exist_ok=True)
         # Noted before the start: a crash between the two leaves a note that matches nothing.
         self._write_note()
+        self._guard = Guard(self._note, identity(os.getpid()), MARKER)
         with self.log.open("ab") as out:
+            written = out.tell()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -88,7 +95,10 @@ class ProcessTree:
                 env=self._env,
                 cwd=self._cwd,
                 start_new_session=True,
+                pass_fds=open_files(),
             )
+        if ENGINE_LOG.isEnabledFor(logging.INFO):
+            self._following = Following(self.log, written, self._env)
         self._root = psutil.Process(self.process.pid)
         self._write_note()
 
@@ -131,16 +141,22 @@ class ProcessTree:
         """End the whole tree and return when nothing of it is alive. Safe to call twice."""
         if self.process is None:
             return
-        end_processes(self._members(), settings().stop_grace)
+        # What ended before it was asked to, and not well, has something to say.
+        failed = bool(self.process.poll())
+        end_processes(self._members(), grace())
         # Children that were started while the tree was being ended.
-        end_processes(self._members(), settings().stop_grace)
+        end_processes(self._members(), grace())
         self.process.wait()
+        if self._following is not None:
+            self._following.close(failed)
         self._note.unlink(missing_ok=True)
+        if self._guard is not None:
+            self._guard.dismiss()
 
     def _members(self) -> list[psutil.Process]:
-        """The front, its descendants, and whatever else is ours by `_ours`."""
+        """The front, its descendants, and whatever else is ours by `marked`."""
         session = self.process.pid if self.process else None
-        found = _ours(self.marker, session, str(self.log.resolve()))
+        found = marked(self.marker, session, str(self.log.resolve()))
         tree = {process.pid: process for process in found}
         # A front that ended and was waited for has given its process id back: whoever has it
         # now is not ours. psutil compares the creation time.
@@ -241,12 +257,13 @@ def own_children() -> None:
     note.parent.mkdir(parents=True, exist_ok=True)
     os.environ[MARKER] = marker
     _write_note(note, marker, None, "")
+    atexit.register(Guard(note, identity(os.getpid()), MARKER).dismiss)
     atexit.register(note.unlink, missing_ok=True)
 
 
 def _write_note(note: Path, marker: str, session: int | None, log: str) -> None:
     content = {
-        "owner": _identity(os.getpid()),
+        "owner": identity(os.getpid()),
         "marker": marker,
         "session": session,
         "log": log,
@@ -259,34 +276,43 @@ def _write_note(note: Path, marker: str, session: int | None, log: str) -> None:
 
 def end_leftovers() -> list[int]:
     """End the trees of runs that are no longer alive; the process ids that were ended."""
-    ended = []
-    for note in sorted(settings().run_dir.glob("*.json")):
+    return end_noted(sorted(settings().run_dir.glob("*.json")))
+
+
+def end_noted(notes: Sequence[Path]) -> list[int]:
+    """End the trees of those notes whose owner is gone, all at once: they share one grace."""
+    leftovers, done = [], []
+    for note in notes:
         try:
             content = json.loads(note.read_text())
             marker, session, log = content["marker"], content["session"], content["log"]
-            owner_lives = _identity(content["owner"]["pid"]) == content["owner"]
+            owner_lives = identity(content["owner"]["pid"]) == content["owner"]
         except (OSError, ValueError, KeyError, TypeError):
             note.unlink(missing_ok=True)
             continue
-        if owner_lives:
-            continue
-        leftovers = _ours(marker, session, log)
-        ended += [process.pid for process in leftovers]
+        if not owner_lives:
+            leftovers += marked(marker, session, log)
+            done.append(note)
+    if leftovers:
         end_processes(leftovers, settings().stop_grace)
+    for note in done:
         note.unlink(missing_ok=True)
-    return ended
+    return [process.pid for process in leftovers]
 
 
-def _identity(pid: int) -> dict[str, float | int] | None:
-    """Process id with its start in clock ticks since boot: ids are used again, the pair is not."""
+def identity(pid: int) -> dict[str, float | int] | None:
+    """Process id with its start in clock ticks since boot: ids are used again, the pair is not.
+
+    None for a process that ended, also while nobody has waited for it yet.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return {"pid": pid, "start": int(fields[19])}
+    return None if fields[0] in "ZX" else {"pid": pid, "start": int(fields[19])}
 
 
-def _ours(marker: str, session: int | None, log: str) -> list[psutil.Process]:
+def marked(marker: str, session: int | None, log: str) -> list[psutil.Process]:
     """Every live process of a tree, whoever its parent is now.
 
     The session is the process id of the tree's front: it is not given to another process while

@@ -1,0 +1,166 @@
+"""The slot in Prefect of a device that is held by its file lock (`tasks/devices.py`).
+
+Prefect leases a slot for a time and takes it back unless the lease is renewed. Its own context
+manager gives up after three failed renewals; here a server that goes away and comes back is asked
+again until the device is given back. A slot that is taken although the file lock is ours was left
+by a run that was killed: it is freed at once instead of after its lease.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from registry.errors import InfrastructureError
+from tasks.progress import LOG
+
+LEASE = 300.0
+"""Seconds of a lease; Prefect takes at least 60."""
+RENEW_EVERY = 60.0
+"""Seconds. A server that is away for less than `LEASE` minus this never loses the slot."""
+
+
+class Slot:
+    """One slot of each limit in `names`, limits that are created where they are missing."""
+
+    def __init__(self, names: Sequence[str], left: Sequence[str | None]) -> None:
+        """`left`: leases of holders that were killed."""
+        self._names = list(names)
+        self._left = sorted({one for one in left if one})
+        self._lease: UUID | None = None
+        self._asking = threading.Lock()
+
+    @contextmanager
+    def taken(self, noted: Sequence[Callable[[str], None]]) -> Iterator[None]:
+        """Hold the slot as well as Prefect allows; each of `noted` is told a new lease."""
+        stop = threading.Event()
+        self._noted = noted
+        self._ask()
+        renewing = threading.Thread(
+            target=contextvars.copy_context().run, args=(self._keep, stop), daemon=True
+        )
+        renewing.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            with self._asking:
+                self._give_back()
+
+    def _keep(self, stop: threading.Event) -> None:
+        while not stop.wait(RENEW_EVERY):
+            with self._asking, suppress(InfrastructureError):
+                if not stop.is_set():
+                    self._ask()
+
+    def _ask(self) -> None:
+        """Take the slot, or renew its lease. A server that does not answer is asked again later."""
+        try:
+            with _client() as client:
+                if self._lease is not None and _renewed(client, self._lease):
+                    return
+                self._lease = self._take(client)
+                for note in self._noted:
+                    note(str(self._lease))
+        except (httpx.HTTPError, OSError) as error:
+            LOG.warning(
+                "Prefect does not give the slot %s (%s: %s); the device is held by its file lock",
+                ", ".join(self._names), type(error).__name__, error,
+            )  # fmt: skip
+
+    def _take(self, client: Any) -> UUID:
+        """Raises `InfrastructureError` for a limit that a person set to none."""
+        from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+
+        while self._left:
+            client.release_concurrency_slots_with_lease(UUID(self._left.pop()))
+        for _ in range(3):
+            try:
+                answer = client.increment_concurrency_slots_with_lease(
+                    self._names, 1, "concurrency", LEASE, _holder()
+                ).json()
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+                    raise InfrastructureError(
+                        f"Prefect's limit {self._names[0]} is set to no slot: raise it in the UI"
+                    ) from None
+                if error.response.status_code != httpx.codes.LOCKED:
+                    raise
+                for name in self._names:
+                    LOG.info("%s: a slot that a killed run left is freed", name)
+                    client.update_global_concurrency_limit(
+                        name, GlobalConcurrencyLimitUpdate(active_slots=0)
+                    )
+                continue
+            lease = UUID(answer["lease_id"])
+            missing = set(self._names) - {limit["name"] for limit in answer["limits"]}
+            if not missing:
+                return lease
+            # An increment passes over a limit that does not exist.
+            client.release_concurrency_slots_with_lease(lease)
+            for name in missing:
+                _create(client, name)
+        raise httpx.HTTPError("others take it as fast as it is freed")
+
+    def _give_back(self) -> None:
+        if self._lease is None:
+            return
+        try:
+            with _client() as client:
+                client.release_concurrency_slots_with_lease(self._lease)
+        except (httpx.HTTPError, OSError) as error:
+            LOG.warning(
+                "Prefect was not told that %s is free (%s); its slot ends within %.0f s, and the "
+                "next holder frees it at once",
+                ", ".join(self._names), type(error).__name__, LEASE,
+            )  # fmt: skip
+
+
+@contextmanager
+def _client() -> Iterator[Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    # The file lock holds meanwhile: a stage does not wait a minute for a server that is away.
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as one:
+        yield one
+
+
+def _create(client: Any, name: str) -> None:
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    try:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+    except ObjectAlreadyExists:
+        pass
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.CONFLICT:
+            raise
+
+
+def _renewed(client: Any, lease: UUID) -> bool:
+    """False when the server does not know the lease any more."""
+    try:
+        client.renew_concurrency_lease(lease, LEASE)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.GONE:
+            return False
+        raise
+    return True
+
+
+def _holder() -> Any:
+    from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    flow, task = FlowRunContext.get(), TaskRunContext.get()
+    if flow is not None and flow.flow_run is not None:
+        return ConcurrencyLeaseHolder(type="flow_run", id=flow.flow_run.id)
+    return ConcurrencyLeaseHolder(type="task_run", id=task.task_run.id) if task else None
