@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,10 @@ from flows.lineage_commands import impact, why
 from flows.prefect_home import prepare_prefect
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
+from flows.service_commands import deploy, down, up
 from flows.turn_commands import begin, compare, prove_draft
-from registry.errors import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
+from registry.errors import EXIT_CRASH, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
+from registry.redaction import redacted, without_secrets
 from registry.settings import settings
 from tasks.engines.subprocesses import own_children
 
@@ -59,11 +62,13 @@ def release(
     # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
     own_children()
+    from flows.endings import outcome_of
     from flows.forms import ReleaseRequest
     from flows.release import release_model
     from flows.rendering import outcome_text
 
-    outcome = release_model(ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts))
+    request = ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts)
+    outcome = outcome_of(release_model, request)
     show(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)
     raise typer.Exit(outcome.verdict.exit_status)
 
@@ -122,7 +127,9 @@ def serve(
         words = [f"{key}={value}" for key, value in env.items()]
         typer.echo(" ".join([*map(shlex.quote, words), *map(shlex.quote, command)]))
         return
-    os.execvpe(command[0], command, {**os.environ, **env})
+    # The key that clients must send is the one secret that the server needs.
+    key = {name: os.environ[name] for name in ("VLLM_API_KEY",) if name in os.environ}
+    os.execvpe(command[0], command, {**without_secrets(os.environ), **key, **env})
 
 
 Candidates = Annotated[
@@ -260,6 +267,9 @@ app.command()(impact)
 app.command()(ledger)
 app.command()(prune)
 app.command()(rollback)
+app.command()(up)
+app.command()(down)
+app.command()(deploy)
 
 
 def main() -> None:
@@ -284,13 +294,17 @@ def main() -> None:
         service = type(error).__module__.partition(".")[0] in ("httpx", "prefect", "sqlalchemy")
         if service or isinstance(error, OSError):
             # A full disk, a server or database that went away: the machine's, not a bug.
-            print(f"pilotage: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
             free = shutil.disk_usage(settings().home).free
             if free < FULL_DISK:
                 where = f"PILOTAGE_HOME={settings().home}"
                 print(f"pilotage: {where} has {free >> 20} MiB left: make room", file=sys.stderr)
             sys.exit(EXIT_INFRASTRUCTURE)
-        raise
+        if isinstance(error, SystemExit):
+            raise
+        # A bug, with its traceback: what libraries say in it may hold a secret.
+        print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+        sys.exit(EXIT_CRASH)
 
 
 FULL_DISK = 100 << 20

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from registry.redaction import redacted
+
 EXIT_PASS = 0
 EXIT_CRASH = 1
 EXIT_USER_ERROR = 2
@@ -30,15 +32,22 @@ class Problem:
     what: str
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("where", "what", "remedy"):
+            object.__setattr__(self, name, redacted(getattr(self, name)))
+
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}"
         return f"{text}\n    remedy: {self.remedy}" if self.remedy else text
 
 
 class PilotageError(Exception):
-    """Base of every error that is reported without a traceback."""
+    """Base of every error that is reported without a traceback. Its message holds no secret."""
 
     exit_status = EXIT_CRASH
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(redacted(one) if isinstance(one, str) else one for one in arguments))
 
 
 class UserError(PilotageError):

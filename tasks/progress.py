@@ -16,6 +16,11 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.status import Status
 
+from registry.redaction import redact_logs
+
+# Here, because everything that runs in a flow logs through this module, by whomever it is started.
+redact_logs()
+
 LOG = logging.getLogger("pilotage")
 _console = Console(stderr=True, highlight=False)
 
@@ -25,6 +30,8 @@ def configure_logging() -> None:
     if not LOG.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+        # What `pilotage.engine` and `pilotage.run` say is for the log of a Prefect run alone.
+        handler.addFilter(lambda record: record.name == LOG.name)
         LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
     LOG.propagate = False

@@ -1,0 +1,143 @@
+"""Which words are secrets, and texts without them.
+
+Secrets come to this process by environment variables only. They are known by the variable's name
+(`HF_TOKEN`, `PILOTAGE_JUDGE_API_KEY`) or by what stands there (a URL with a password). Children get
+none of them (`without_secrets`), and what this process writes for people, every message and every
+line of a log, is passed through `redacted`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+HIDDEN = "***"
+SHORTEST = 8
+"""Characters. A shorter value is no key, and its letters stand in other words too."""
+
+_OURS = ("PILOTAGE_MLFLOW_URI", "PILOTAGE_LEDGER_URI", "PILOTAGE_NOTIFY_URL", "PILOTAGE_STORE_URL")
+"""Addresses: a password may stand in them, and of a webhook the address itself is the secret."""
+
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:API_?|ACCESS_?|PRIVATE_?)?(?:KEY|TOKEN|SECRET|AUTH_STRING|CONNECTION_STRING)(?:$|_)"
+    r"|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK",
+    re.IGNORECASE,
+)
+_USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<userinfo>[^\s/?#'\"<>]+)@")
+_IN_QUERY = re.compile(
+    r"(?P<name>[?&](?:[\w-]*(?:api_?-?key|token|password|secret|signature)|key|sig|auth)=)"
+    r"[^&\s'\"<>]+",
+    re.IGNORECASE,
+)
+_IN_HEADER = re.compile(
+    r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[^\s'\"]*\d)[A-Za-z0-9._~+/=-]{16,}", re.IGNORECASE
+)
+_SHAPES = re.compile(
+    r"\b(?:sk-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|AKIA[0-9A-Z]{16}|xox[abpr]-[A-Za-z0-9-]{20,})\b"
+)
+"""Keys that say by their first letters whose they are: one may be typed where none belongs."""
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether an environment variable holds a secret, by its name or by its value. Pure."""
+    return name in _OURS or _named_as_secret(name) or _USERINFO.search(value) is not None
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a child may see of an environment that needs no secret. Pure."""
+    return {name: value for name, value in environment.items() if not is_secret(name, value)}
+
+
+def secret_values(environment: Mapping[str, str]) -> list[str]:
+    """The secret words of an environment, the longest first. Pure.
+
+    Of an address only the password is one, but for a webhook's, which is one as a whole.
+    """
+    found: set[str] = set()
+    for name, value in environment.items():
+        if not is_secret(name, value):
+            continue
+        passwords = [_password(match["userinfo"]) for match in _USERINFO.finditer(value)]
+        found.update(passwords, map(unquote, passwords))
+        whole = _named_as_secret(name) or name == "PILOTAGE_NOTIFY_URL"
+        if whole and not passwords and not _is_place(value):
+            found.add(value.strip())
+    return sorted((one for one in found if len(one) >= SHORTEST), key=len, reverse=True)
+
+
+def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """`text` without secrets: those of the environment, and what looks like one anywhere."""
+    for value in secret_values(os.environ if environment is None else environment):
+        for spelled in {
+            value,
+            quote(value, safe=""),
+            quote_plus(value),
+            value.replace("\\", "\\\\"),
+        }:
+            if spelled in text:
+                text = text.replace(spelled, HIDDEN)
+    if "://" in text:
+        text = _USERINFO.sub(_hide_password, text)
+    text = _IN_QUERY.sub(rf"\g<name>{HIDDEN}", text)
+    text = _IN_HEADER.sub(rf"\g<name>{HIDDEN}", text)
+    return _SHAPES.sub(HIDDEN, text)
+
+
+def redact_logs() -> None:
+    """From now on no line of this process's logs, of whatever library, holds a secret.
+
+    Also in tracebacks: Prefect sends them to its database. Safe to call twice.
+    """
+    make = logging.getLogRecordFactory()
+    if not getattr(make, "redacts", False):
+        logging.setLogRecordFactory(_Redacting(make))
+
+
+class _Redacting:
+    """A factory of log records that hides secrets in message and traceback."""
+
+    redacts = True
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any, **options: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._make(*arguments, **options)
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            # Of a library that gives other arguments than its message wants; logging says so.
+            return record
+        hidden = redacted(text)
+        if hidden != text:
+            record.msg, record.args = hidden, ()
+        if record.exc_info and record.exc_info[0] is not None:
+            # Formatters take a traceback that is there already.
+            record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
+        return record
+
+
+@lru_cache(maxsize=4096)
+def _named_as_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
+def _password(userinfo: str) -> str:
+    user, colon, password = userinfo.partition(":")
+    return password if colon else user
+
+
+def _hide_password(match: re.Match[str]) -> str:
+    user, colon, _ = match["userinfo"].partition(":")
+    return f"{match['scheme']}{f'{user}:' if colon else ''}{HIDDEN}@"
+
+
+def _is_place(value: str) -> bool:
+    """A file that holds the secret, by its path."""
+    return value.startswith("/") and os.path.exists(value)  # noqa: PTH110 - may be no path at all
