@@ -2,6 +2,9 @@
 # Every target is safe to repeat and does nothing twice.
 #
 #   make demo      environments, demo models and data, one whole release
+#   make up        Prefect server, a worker for each work pool, MLflow: what runs is left alone
+#   make deploy    register prefect.yaml and automations/ with that server
+#   make down      end what `make up` started, runs and engines included
 #   make test      environments and every test, real engines included
 #   make faults    kill, fill, flip and hang the real tool; writes docs/reliability.md
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
@@ -31,7 +34,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
+.PHONY: demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
 .DEFAULT_GOAL := help
 
 help:
@@ -58,6 +61,16 @@ $(VENV_SERVE)/.ready-$(KIND): requirements/serve-$(KIND).txt requirements/vllm-c
 
 demo: env
 	$(VENV)/bin/pilotage release freight_demo
+
+# The night: docs/operations.md.
+up: env
+	$(VENV)/bin/pilotage up
+
+deploy: env
+	$(VENV)/bin/pilotage deploy
+
+down: env
+	$(VENV)/bin/pilotage down
 
 # What times an engine runs alone; the rest shares the cores, one file per process at a time.
 test: env

@@ -9,6 +9,9 @@ from registry.settings import settings
 
 def prepare_prefect() -> None:
     """Configure Prefect for this checkout, before it is imported for the first time."""
+    from tasks.progress import configure_logging
+
+    configure_logging()
     home = settings().prefect_home
     home.mkdir(parents=True, exist_ok=True)
     defaults = {
@@ -23,10 +26,28 @@ def prepare_prefect() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if url := running_server():
+        # Terminal, schedule and form share one server; an address of the user's own wins.
+        os.environ.setdefault("PREFECT_API_URL", f"{url}/api")
     # Prompts and keys for a server on this machine are nobody else's business.
     for name in ("NO_PROXY", "no_proxy"):
         local = "127.0.0.1,localhost"
         os.environ[name] = f"{os.environ[name]},{local}" if os.environ.get(name) else local
-    from tasks.progress import configure_logging
 
-    configure_logging()
+
+def running_server() -> str:
+    """Address of the Prefect server of `pilotage up`; empty where none runs for this home."""
+    from tasks.progress import LOG
+    from tasks.service_notes import SERVER, read_note
+
+    note = read_note(SERVER)
+    if note is None:
+        return ""
+    if not note.alive:
+        LOG.warning(
+            "the Prefect server that `pilotage up` started (process %d) has died: not used; "
+            "`pilotage up` starts it again",
+            note.pid,
+        )
+        return ""
+    return note.url

@@ -33,3 +33,15 @@ def listens(pid: int, port: int) -> bool:
         if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
             return True
     return False
+
+
+def listener(port: int) -> str:
+    """Who listens on `port`, for a person: process id and command. Empty: not to be seen."""
+    for process in psutil.process_iter():
+        try:
+            connections = process.net_connections(kind="tcp")
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                return f"process {process.pid} ({' '.join(process.cmdline())[:100]})"
+        except psutil.Error:
+            continue
+    return ""
