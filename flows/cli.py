@@ -16,6 +16,7 @@ import typer
 from flows.console import Json, as_encodable, say, show
 from flows.ledger_commands import ledger
 from flows.lineage_commands import impact, why
+from flows.nightly_commands import nightly
 from flows.prefect_home import prepare_prefect
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
@@ -267,6 +268,7 @@ app.command()(impact)
 app.command()(ledger)
 app.command()(prune)
 app.command()(rollback)
+app.command()(nightly)
 app.command()(up)
 app.command()(down)
 app.command()(deploy)

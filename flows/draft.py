@@ -1,0 +1,47 @@
+"""The draft flow: as far as quantization, ─► EAGLE3 draft ─► the checkpoint the engine chose."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.forms import DraftRequest
+from flows.making import begin, candidates_of, drafted, inputs_of, quantized, student
+from registry.artifacts import ArtifactRef, Stage
+from registry.errors import UserError
+from tasks.planning import CandidatePlan, ReleasePlan
+
+
+@flow(name="draft", flow_run_name="draft-{request.recipe}", validate_parameters=True)
+def train_release_draft(request: DraftRequest) -> dict[str, ArtifactRef]:
+    """Make or find the drafts of a release recipe, by candidate.
+
+    Raises `UserError` where no candidate that was asked for has one.
+    """
+
+    def wanted(todo: ReleasePlan) -> list[Stage]:
+        stages = [
+            stage
+            for one in asked(todo, request.candidate)
+            for stage in (one.quantize, one.draft_training, one.draft)
+        ]
+        return [*inputs_of(todo), todo.distill, *(stage for stage in stages if stage is not None)]
+
+    todo = begin(request, wanted)
+    student(todo)
+    made = {}
+    for one in asked(todo, request.candidate):
+        quantized(todo, one)
+        made[one.name] = drafted(todo, one)
+    return {name: ref for name, ref in made.items() if ref is not None}
+
+
+def asked(todo: ReleasePlan, name: str) -> list[CandidatePlan]:
+    """The candidates with a draft, of those that `name` asks for."""
+    found = [one for one in candidates_of(todo, name) if one.draft_training is not None]
+    if not found:
+        raise UserError.at(
+            f"candidate {name!r}" if name else f"recipe {todo.resolved.name}",
+            "has no draft",
+            "name a candidate with `draft: true`, or a recipe that has one",
+        )
+    return found
