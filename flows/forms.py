@@ -110,6 +110,24 @@ class DraftRequest(RecipeRequest):
     )
 
 
+class CandidateRequest(RecipeRequest):
+    """Make and measure one candidate of a release recipe, and judge nothing."""
+
+    candidate: str = Field(
+        default="bf16",
+        max_length=200,
+        description="The candidate of the recipe that is made, or reused, and measured.",
+        json_schema_extra=at(3),
+    )
+    keys: dict[str, str] = Field(
+        default={},
+        max_length=200,
+        description="Filled in by a release: under which keys it looks for the results. A worker "
+        "that would use others stops at once.",
+        json_schema_extra=at(4),
+    )
+
+
 class BenchmarkRequest(RecipeRequest):
     """Find the largest request rate at which a bundle keeps its SLA."""
 
@@ -211,6 +229,12 @@ class PromoteRequest(Request):
         json_schema_extra=at(4),
     )
     actor: str = Field(default="", description="Who or what asks.", json_schema_extra=at(5))
+    approve: bool = Field(
+        default=False,
+        description="The actor says yes where the policy asks a person; needs reason and actor. "
+        "Off: the run waits for an answer.",
+        json_schema_extra=at(6),
+    )
 
 
 class RollbackRequest(Request):

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,30 @@ def begin_run(planned: int, stages: Sequence[Stage] = ()) -> None:
 def leave_out(*stages: Stage) -> None:
     """These planned stages will not be made: a candidate that is not served is not measured."""
     run_progress.without([stage.key for stage in stages])
+
+
+def adopt(stages: Sequence[Stage], since: datetime) -> None:
+    """Take what another run of this release has made as made by it; `since` it began.
+
+    It is not asked whether it is fresh: what was measured a moment ago is not measured again.
+    """
+    for stage in stages:
+        try:
+            ref = store().find(stage)
+        except Absent:
+            continue  # a candidate that is not served is not measured
+        if _made.setdefault((store().root, stage.key), ref) is not ref:
+            continue
+        _run.append(
+            StageOutcome(
+                name=stage.title,
+                key=stage.key,
+                reused=ref.made_at < since,
+                seconds=0.0,
+                made_seconds=ref.seconds,
+            )
+        )
+        run_progress.done(stage.key)
 
 
 def stages_of_run() -> list[StageOutcome]:
