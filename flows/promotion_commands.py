@@ -26,6 +26,10 @@ def promote(
     reason: Annotated[
         str, typer.Option(help="For the ledger; needed for a version that was rolled back.")
     ] = "",
+    approve: Annotated[
+        bool,
+        typer.Option("--approve", help="Say yes where the policy asks a person; needs --reason."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Point an alias to a bundle that passed, on recorded evidence alone; smoke-tested."""
@@ -36,8 +40,13 @@ def promote(
 
     words = {"BUNDLE": bundle, "--alias": alias, "--reason": reason, "--policy": policy or ""}
     check_text(words)
-    request = PromoteRequest(bundle=bundle, alias=alias, policy=policy, reason=reason)
-    _show(promote_bundle(request), as_json)
+    request = PromoteRequest(
+        bundle=bundle, alias=alias, policy=policy, reason=reason, approve=approve
+    )
+    outcome = promote_bundle(request)
+    # None is for runs of a deployment alone, which may find that another one asks already.
+    if outcome is not None:
+        _show(outcome, as_json)
 
 
 def rollback(

@@ -9,18 +9,22 @@ import time
 
 from prefect import flow
 
+from flows.approving import tell_moved
+from flows.endings import Ended, move_ended, told
 from flows.forms import RollbackRequest
+from flows.smoke import ask_smoke
 from registry.alias_outcome import AliasOutcome
 from registry.promotion import Backing, Moved, plan_rollback, roll_back, straighten_previous
 from registry.provenance import actor_name
 from registry.versions import CHAMPION
 from tasks.bundles import aliases_of_model
 from tasks.progress import LOG
-from tasks.promoting import smoke, smoke_prompt
+from tasks.promoting import smoke_prompt
 
 
 @flow(name="rollback", flow_run_name="rollback-{request.model}", validate_parameters=True)
-def roll_back_model(request: RollbackRequest) -> AliasOutcome:
+@told
+def roll_back_model(request: RollbackRequest) -> Ended[AliasOutcome]:
     """Point the champion back. Raises `PromotionRefused`, `AliasMoved`, `SmokeFailed`.
 
     The one start before the move is the whole wait: a rollback is wanted when production is bad.
@@ -37,10 +41,10 @@ def roll_back_model(request: RollbackRequest) -> AliasOutcome:
     else:
         if request.smoke:
             reference = f"{request.model}@{plan.version}"
-            answers.append(smoke(reference, plan.bundle, smoke_prompt(reference)))
+            answers.append(ask_smoke(reference, plan.bundle, smoke_prompt(reference)))
         asked = {"smoke": "answered" if answers else "skipped on request"}
         moved = roll_back(aliases, plan, Backing(actor, request.reason, details=asked))
-    return AliasOutcome.of(
+    outcome = AliasOutcome.of(
         "rollback",
         request.model,
         CHAMPION,
@@ -49,3 +53,6 @@ def roll_back_model(request: RollbackRequest) -> AliasOutcome:
         answers,
         time.monotonic() - started,
     )
+    if outcome.changed:
+        tell_moved(outcome)
+    return move_ended(outcome)

@@ -20,6 +20,7 @@ class SmokeAnswer(BaseModel):
     prompt: str
     text: str
     tokens: int
+    hardware: str = Field(default="", description="Fingerprint of the machine that answered.")
     startup_seconds: float
     seconds: float
 

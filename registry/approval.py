@@ -14,10 +14,10 @@ from registry.ledger import Draft, Entry
 from registry.promotion import Backing
 from registry.versions import CHAMPION, PromotionRefused
 
-NOBODY = "nobody"
+NOBODY = "nobody (deadline)"
 """The actor of a line about a question that nobody answered."""
 
-TAG_QUESTION = "question"
+QUESTION_RUN = "question"
 """Among a line's details: id of the flow run that asked."""
 
 
@@ -27,21 +27,23 @@ class NotApproved(PromotionRefused):
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody answered. The name is as stated: a form has no login."""
+    """What somebody answered. stated: nothing vouches for the name, as in a form without login."""
 
     approve: bool
     answered_by: str
     reason: str
     at: datetime
+    stated: bool = True
 
-    def told(self, question: str, stated: bool = True) -> dict[str, str]:
-        """For the details of a promotion's line. stated: nothing vouches for the name."""
+    def told(self) -> dict[str, str]:
+        """For the details of a ledger's line."""
+        name = "as stated, nobody checked it" if self.stated else "the login name"
         return {
-            "approved_by": self.answered_by,
-            "approved_at": self.at.isoformat(timespec="seconds"),
-            "approved_why": self.reason,
-            "approver": "as stated in the form" if stated else "the actor of this line",
-            TAG_QUESTION: question,
+            "answered_by": self.answered_by,
+            "answered_at": self.at.isoformat(timespec="seconds"),
+            "answer": "yes" if self.approve else "no",
+            "answer_reason": self.reason,
+            "answerer": name,
         }
 
 
@@ -59,7 +61,7 @@ def record_no(
     lapsed: nobody answered. Returns the line.
     """
     for entry in aliases.settle().entries:
-        if entry.action in ("reject", "lapse") and entry.details.get(TAG_QUESTION) == question:
+        if entry.action in ("reject", "lapse") and entry.details.get(QUESTION_RUN) == question:
             return entry
     return aliases.move(
         Draft(
@@ -70,7 +72,7 @@ def record_no(
             evidence=dict(backing.evidence),
             policy=backing.policy,
             reason=backing.reason,
-            details={**backing.details, "version": str(version), TAG_QUESTION: question},
+            details={**backing.details, "version": str(version), QUESTION_RUN: question},
         )
     )
 

@@ -22,6 +22,7 @@ from registry.errors import EXIT_REFUSED, PilotageError, Problem, UserError
 from registry.evidence import LatencyEvidence, ServingEvidence
 from registry.outcome import Verdict
 from registry.provenance import hardware_fingerprint
+from registry.settings import settings
 from registry.versions import PromotionRefused
 from tasks.bundles import promoted_bundle, weights_as_gated
 from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
@@ -51,15 +52,16 @@ class SmokeFailed(PilotageError):
 def problems_of(
     found: Recorded,
     *,
-    hardware: str,
+    hardware: str | None,
     champion: int | None,
     now: datetime,
     policy: str | None = None,
 ) -> list[str]:
     """What speaks against promoting a bundle on the strength of what was recorded; empty: nothing.
 
-    hardware: fingerprint of the machine that will serve; champion: version that holds the alias
-    now; policy: digest of the policy that is demanded, None for the one it was judged by.
+    hardware: fingerprint of the machine that will serve, None where it is not known yet; champion:
+    version that holds the alias now; policy: digest of the policy that is demanded, None for the
+    one it was judged by.
     """
     outcome, facts, digest = found.outcome, found.facts, found.bundle.digest
     problems = []
@@ -99,7 +101,9 @@ def problems_of(
     return [*problems, *_draft_problems(found)]
 
 
-def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetime) -> list[str]:
+def _evidence_problems(
+    found: Recorded, digest: str, hardware: str | None, now: datetime
+) -> list[str]:
     problems = []
     missing = [
         kind for kind in EVIDENCE if kind not in found.evidence and kind not in found.unreadable
@@ -110,12 +114,8 @@ def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetim
             problems.append(
                 f"evidence {kind} names bundle {evidence.bundle[:12]}, not {digest[:12]}"
             )
-        if not isinstance(evidence, LatencyEvidence | ServingEvidence):
-            continue
-        if evidence.hardware != hardware:
-            problems.append(
-                f"evidence {kind} was measured on hardware {evidence.hardware}; this is {hardware}"
-            )
+    if hardware is not None:
+        problems += hardware_problems(found, hardware)
     load = found.evidence.get("latency")
     if isinstance(load, LatencyEvidence):
         if load.profile != found.facts.profile:
@@ -136,6 +136,15 @@ def _evidence_problems(found: Recorded, digest: str, hardware: str, now: datetim
     return problems
 
 
+def hardware_problems(found: Recorded, hardware: str) -> list[str]:
+    """Evidence of another machine than the one that will serve."""
+    return [
+        f"evidence {kind} was measured on hardware {evidence.hardware}; this is {hardware}"
+        for kind, evidence in found.evidence.items()
+        if isinstance(evidence, LatencyEvidence | ServingEvidence) and evidence.hardware != hardware
+    ]
+
+
 def _draft_problems(found: Recorded) -> list[str]:
     if found.bundle.draft is None:
         return []
@@ -150,14 +159,27 @@ def _draft_problems(found: Recorded) -> list[str]:
 def check_recorded(
     found: Recorded, reference: str, champion: int | None, policy: str | None = None
 ) -> None:
-    """Raises `PromotionRefused` with everything that speaks against the bundle at once."""
+    """Raises `PromotionRefused` with everything that speaks against the bundle at once.
+
+    Where the smoke prompt is asked on another machine, that one's hardware counts, and not this
+    one's: `check_answered_on` compares it.
+    """
     problems = problems_of(
         found,
-        hardware=hardware_fingerprint(),
+        hardware=None if settings().smoke_deployment else hardware_fingerprint(),
         champion=champion,
         now=datetime.now(UTC),
         policy=policy,
     )
+    _refuse(found, reference, problems)
+
+
+def check_answered_on(found: Recorded, reference: str, hardware: str) -> None:
+    """Raises `PromotionRefused` where the evidence is not of the machine that answered."""
+    _refuse(found, reference, hardware_problems(found, hardware))
+
+
+def _refuse(found: Recorded, reference: str, problems: list[str]) -> None:
     if problems:
         remedy = f"`pilotage release {found.facts.recipe}`: what still holds is reused"
         raise PromotionRefused([Problem(f"promote {reference}", one, remedy) for one in problems])
@@ -206,6 +228,7 @@ def smoke(reference: str, expected: str, messages: list[dict[str, Any]]) -> Smok
         prompt=asked[-1]["content"],
         text=answer.text,
         tokens=answer.completion_tokens,
+        hardware=hardware_fingerprint(),
         startup_seconds=round(server.startup_seconds, 2),
         seconds=round(time.monotonic() - started, 2),
     )

@@ -19,6 +19,7 @@ from eval_suites.verdicts import release_verdict
 from registry import release_summary
 from registry.alias_moves import told
 from registry.alias_outcome import AliasOutcome
+from registry.approval import rejected
 from registry.artifacts import Stage
 from registry.bundle import Bundle
 from registry.digests import digest_of
@@ -42,11 +43,11 @@ from tasks.judging import Measured, selected
 from tasks.lineage import lineage_for
 from tasks.planning import ReleasePlan, ResolvedRelease
 from tasks.plotting import lineage_picture, plot_artifacts, release_plots
-from tasks.progress import LOG
 from tasks.promoting import SmokeFailed
 from tasks.prompt_files import read_jsonl
 from tasks.registering import make_version
 from tasks.reporting import gate_outcome, report_details
+from tasks.run_pages import show_release
 from tasks.stages import TASK_OPTIONS, artifact_of, folder_of, stages_of_run, store
 
 LEDGER_LINES = 12
@@ -65,6 +66,14 @@ class RecordedRelease:
     selection: Selection
     version: int | None
     notes: list[str]
+
+
+@dataclass(frozen=True)
+class Awaiting:
+    """The chosen version waits for a person: its policy asks for one."""
+
+    version: int
+    deadline_hours: float
 
 
 @task(name="record", **TASK_OPTIONS)
@@ -183,19 +192,24 @@ def candidate_texts(facts: ReleaseFacts, bundle: Bundle, measured: Measured) -> 
 def without_rolled_back(
     model: str, candidates: Sequence[CandidateOutcome]
 ) -> tuple[list[CandidateOutcome], list[str]]:
-    """Candidates that may be chosen: what a person took out of production stays out of it."""
+    """Candidates that may be chosen: what a person took out of production stays out of it.
+
+    So does what a person said no to, until somebody asks for it anew with a reason.
+    """
     aliases = aliases_of_model(model)
-    lines = rolled_back(aliases.settle())
-    bundles = {
-        champion_of(aliases, number).bundle: (number, line) for number, line in lines.items()
-    }
-    notes = [
-        f"{one.name} was not chosen: it is version {bundles[one.bundle][0]}, rolled back on "
-        f"{bundles[one.bundle][1].at:%Y-%m-%d} by {bundles[one.bundle][1].actor}: "
-        f"{bundles[one.bundle][1].reason}"
-        for one in candidates
-        if one.bundle in bundles
-    ]
+    state = aliases.settle()
+    lines = {number: (line, "rolled back") for number, line in rolled_back(state).items()}
+    lines |= {number: (line, "rejected") for number, line in rejected(state).items()}
+    bundles = {champion_of(aliases, number).bundle: number for number in lines}
+    notes = []
+    for one in candidates:
+        number = bundles.get(one.bundle)
+        if number is not None:
+            line, what = lines[number]
+            notes.append(
+                f"{one.name} was not chosen: it is version {number}, {what} on "
+                f"{line.at:%Y-%m-%d} by {line.actor}: {line.reason}"
+            )
     return [one for one in candidates if one.bundle not in bundles], notes
 
 
@@ -206,7 +220,7 @@ def conclude(
     measured: Sequence[Measured],
     others: Sequence[Measured],
     recorded: RecordedRelease,
-    promotion: AliasOutcome | PilotageError | None,
+    promotion: AliasOutcome | Awaiting | PilotageError | None,
     seconds: float,
     notes: Sequence[str] = (),
     loosened: Sequence[LoosenedGate] = (),
@@ -214,7 +228,8 @@ def conclude(
     """Say what came of the release, write its report, and close its run.
 
     others: the teacher, and the champion where it was measured. promotion: what moving the alias
-    ended with; an error where it was refused, None where nothing was chosen.
+    ended with; `Awaiting` where a person is asked, an error where it was refused, None where
+    nothing was chosen.
     """
     recipes = todo.resolved
     release = recipes.release
@@ -223,13 +238,15 @@ def conclude(
     state = aliases.settle()
     now, selection = state.aliases, recorded.selection
     promoted = selection.chosen if isinstance(promotion, AliasOutcome) else None
-    verdict = release_verdict([one.verdict for one in candidates], promoted is not None)
+    awaited = promotion if isinstance(promotion, Awaiting) else None
+    passed = promoted is not None or awaited is not None
+    verdict = release_verdict([one.verdict for one in candidates], passed)
     reasons = [f"{one.name}: {reason}" for one in candidates for reason in one.reasons[:1]]
     if isinstance(promotion, PilotageError):
         # It passed, and what it was compared with is gone, or it does not answer any more.
         verdict = Verdict.INFEASIBLE if isinstance(promotion, SmokeFailed) else Verdict.INVALID
         reasons.insert(0, f"{selection.chosen} passed and was not promoted: {promotion}")
-    elif promoted is None and any(one.verdict is Verdict.PASS for one in candidates):
+    elif not passed and any(one.verdict is Verdict.PASS for one in candidates):
         reasons.insert(0, selection.reason)
     outcome = ReleaseOutcome(
         release=recorded.digest,
@@ -239,6 +256,7 @@ def conclude(
         model=release.model,
         version=recorded.version if promoted is not None else None,
         promoted=promoted,
+        awaits_approval=awaited.version if awaited is not None else None,
         champion=champion_of(aliases, now[CHAMPION]) if CHAMPION in now else None,
         previous=champion_of(aliases, now[PREVIOUS], PREVIOUS) if PREVIOUS in now else None,
         candidates=list(candidates),
@@ -275,8 +293,7 @@ def conclude(
         "gates.json": json_line(gates),
     }
     records.finish(recorded.run, outcome, report, texts, plot_artifacts(plots))
-    for key in ("summary", "gates"):
-        show_in_prefect(key, texts[f"{key}.md"], outcome.release)
+    show_release(outcome, records.experiment(release.model))
     return outcome
 
 
@@ -291,17 +308,6 @@ def shown_in_lineage(outcome: ReleaseOutcome, measured: Sequence[Measured]) -> M
     """Whose lineage the report draws: the promoted candidate's, else the first that was made."""
     made = [one for one in measured if one.bundle is not None]
     return next((one for one in made if one.name == outcome.promoted), made[0] if made else None)
-
-
-def show_in_prefect(key: str, text: str, release: str) -> None:
-    """A text as an artifact of the Prefect run; a server without room for it refuses nothing."""
-    from prefect.artifacts import create_markdown_artifact
-    from prefect.exceptions import PrefectHTTPStatusError
-
-    try:
-        create_markdown_artifact(key=key, markdown=text, description=f"release {release[:12]}")
-    except PrefectHTTPStatusError as error:
-        LOG.warning("the page %r is not shown in Prefect: %s", key, error)
 
 
 def sla_rate(recipes: ResolvedRelease) -> float | None:

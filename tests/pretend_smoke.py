@@ -12,6 +12,7 @@ from flows.rollback import roll_back_model
 from registry.alias_moves import Aliases
 from registry.alias_outcome import AliasOutcome, SmokeAnswer
 from registry.bundle import Bundle
+from registry.provenance import hardware_fingerprint
 from registry.versions import CHAMPION
 from tasks.bundles import tracker
 from tasks.promoting import SmokeFailed
@@ -40,6 +41,7 @@ class Engine:
         return SmokeAnswer(
             reference=reference, bundle=expected, text="In Oslo.", tokens=3,
             prompt=messages[-1]["content"] if messages else "", startup_seconds=1.0, seconds=1.5,
+            hardware=hardware_fingerprint(),
         )  # fmt: skip
 
 
@@ -48,7 +50,9 @@ SILENT = SmokeFailed("no token\nwithin 120 s")
 
 
 def promoting(bundle: str, **words: object) -> AliasOutcome:
-    return promote_bundle.fn(PromoteRequest.model_validate({"bundle": bundle, **words}))
+    done = promote_bundle.fn(PromoteRequest.model_validate({"bundle": bundle, **words}))
+    assert done is not None
+    return done
 
 
 def back(**words: object) -> AliasOutcome:

@@ -42,8 +42,8 @@ def engine(migrated: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Engin
     home.mkdir(exist_ok=True)
     shutil.copy(migrated, home / "mlflow.db")
     made = Engine()
-    monkeypatch.setattr("flows.promote.smoke", made)
-    monkeypatch.setattr("flows.rollback.smoke", made)
+    monkeypatch.setattr("flows.promote.ask_smoke", made)
+    monkeypatch.setattr("flows.rollback.ask_smoke", made)
     monkeypatch.setenv("PILOTAGE_ACTOR", "mei")
     return made
 

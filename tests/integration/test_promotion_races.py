@@ -211,7 +211,7 @@ def ask(place: Place, command: str, answers: bool = True) -> list[str]:
 
     place.open()
     engine = Engine(raises={} if answers else {THROUGH: SILENT})
-    promoting.smoke = rolling_back.smoke = engine  # type: ignore[assignment]
+    promoting.ask_smoke = rolling_back.ask_smoke = engine  # type: ignore[assignment]
     if command == "rollback":
         try:
             back()

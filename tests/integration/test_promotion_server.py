@@ -86,8 +86,8 @@ def test_promoted_rolled_back_and_fetched_through_a_server(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     settings.cache_clear()
     engine = Engine()
-    monkeypatch.setattr("flows.promote.smoke", engine)
-    monkeypatch.setattr("flows.rollback.smoke", engine)
+    monkeypatch.setattr("flows.promote.ask_smoke", engine)
+    monkeypatch.setattr("flows.rollback.ask_smoke", engine)
     one = candidate(1)
     with pytest.raises(UserError, match="PILOTAGE_LEDGER_URI") as refused:
         promoting(one.digest)

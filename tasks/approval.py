@@ -1,0 +1,266 @@
+"""The wait for a person: a suspended run of the promote flow, its form, and its deadline.
+
+No process waits. The run is suspended in Prefect's database, so it outlives workers, servers and
+machines; whoever fills in its form has it scheduled anew, and any worker of the pool goes on. What
+ends it on time is a second run of the same deployment, scheduled for the deadline: it answers no in
+nobody's name. Prefect's own time-out of a pause would end the run as a failure without a reason.
+
+    question (an input of the run) ─► suspended ─► form, or deadline ─► the run from its top
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from uuid import UUID
+
+from prefect.input import RunInput
+from pydantic import Field
+
+from registry.approval import NOBODY, Answer
+from registry.errors import InfrastructureError
+from tasks.events import APPROVAL_ASKED, emit
+from tasks.progress import LOG
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+QUESTION = "pilotage-question"
+_KEY = "approval"
+_ASKS = "pilotage.asks."
+_CLOSES = "pilotage.closes."
+_LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED")
+
+
+class Approval(RunInput):
+    """What a person answers. There is no login: the name is as it is stated."""
+
+    answer: Literal["no", "yes"] = Field(
+        default="no",
+        description="yes: the version becomes the champion, once everything was checked again.",
+        json_schema_extra={"position": 0},
+    )
+    answered_by: str = Field(
+        pattern=r"\S",
+        max_length=200,
+        description="Your name. Nobody checks it; the ledger says that it is as stated.",
+        json_schema_extra={"position": 1},
+    )
+    reason: str = Field(
+        pattern=r"\S",
+        max_length=1000,
+        description="Why; it stands in the ledger.",
+        json_schema_extra={"position": 2},
+    )
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a run of the promote flow (its id) asks about. champion: who held the alias then."""
+
+    model: str
+    version: int
+    bundle: str
+    champion: int | None
+    deadline: datetime
+    run: str
+
+    @property
+    def reference(self) -> str:
+        return f"{self.model}@{self.version}"
+
+
+class AskedAlready(Exception):
+    """Another run waits for an answer about the same version."""
+
+
+def this_run() -> FlowRun | None:
+    """The run that can be suspended: of a deployment, and nobody's child. None: there is none."""
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    run = context.flow_run if context is not None else None
+    if run is None or run.deployment_id is None or run.parent_task_run_id is not None:
+        return None
+    return run
+
+
+def asked() -> Question | None:
+    """The question that this run asked before it was suspended; None: it has not asked."""
+    run = this_run()
+    if run is None:
+        return None
+    with _client() as client:
+        return _question_of(client, run.id)
+
+
+def answered() -> Answer | None:
+    """What was answered in this run's form; None: nothing yet."""
+    run = this_run()
+    if run is None:
+        return None
+    with _client() as client:
+        inputs = client.filter_flow_run_input(
+            flow_run_id=run.id, key_prefix=f"suspended-{_KEY}", limit=200, exclude_keys=set()
+        )
+    found = [one for one in inputs if one.key.endswith("-response")]
+    if not found:
+        return None
+    newest = max(found, key=_moment)
+    form = Approval.model_validate(newest.decoded_value)
+    return Answer(
+        form.answer == "yes", form.answered_by.strip(), form.reason.strip(), _moment(newest)
+    )
+
+
+def lapsed(question: Question, answer: Answer) -> bool:
+    """Whether the answer is that of the deadline, or came after it."""
+    return answer.answered_by == NOBODY or answer.at > question.deadline
+
+
+def claim(question: Question) -> None:
+    """This run is the one that asks. To be called under the ledger's lock of the model.
+
+    Raises `AskedAlready` while another run asks about the same version. One whose deadline has
+    passed unseen (its closing run was deleted) is closed here.
+    """
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        FlowRunFilterTags,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    run = _needed_run()
+    tag = f"{_ASKS}{question.reference}"
+    with _client() as client:
+        others = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                tags=FlowRunFilterTags(all_=[tag]),
+                state=FlowRunFilterState(
+                    type=FlowRunFilterStateType(any_=[StateType(one) for one in _LIVE])
+                ),
+            )
+        )
+        for other in others:
+            if other.id == run.id:
+                continue
+            first = _question_of(client, other.id)
+            until = f"until {spelled(first.deadline)}" if first is not None else "since a moment"
+            if first is not None and first.deadline < datetime.now(UTC):
+                until = f"{until}; {close(other.id)}"
+            raise AskedAlready(
+                f"{question.reference} is asked about already: run {other.name} waits {until}"
+            )
+        client.update_flow_run(run.id, tags=sorted({*run.tags, tag}))
+
+
+def ask(question: Question, description: str, message: str) -> NoReturn:
+    """Suspend this run until its form is answered, or the deadline answers no.
+
+    description: Markdown above the form. message: one line for notifications. Does not return: the
+    run begins again from its top, where `answered` tells what was said.
+    """
+    from prefect.flow_runs import suspend_flow_run
+    from prefect.states import Scheduled
+    from prefect.utilities.urls import url_for
+
+    run = _needed_run()
+    deployment = run.deployment_id
+    with _client() as client:
+        if _question_of(client, run.id) is None:
+            written = {**asdict(question), "deadline": question.deadline.isoformat()}
+            client.create_flow_run_input(run.id, QUESTION, json.dumps(written))
+        assert deployment is not None
+        client.create_flow_run_from_deployment(
+            deployment,
+            name=f"deadline-of-{run.name}",
+            parameters=run.parameters,
+            state=Scheduled(scheduled_time=question.deadline),
+            tags=[f"{_CLOSES}{run.id}"],
+            idempotency_key=f"closes-{run.id}",
+        )
+    link = url_for(run, url_type="ui") or ""
+    emit(APPROVAL_ASKED, question.model, question.version, {"message": message, "link": link})
+    LOG.info("%s: waits for a person until %s", question.reference, spelled(question.deadline))
+    form = Approval.with_initial_data(description=description)
+    suspend_flow_run(wait_for_input=form, key=f"{_KEY}-{run.run_count}")
+    # Only a run that was resumed by hand, around its form, gets here.
+    raise InfrastructureError(f"{question.reference}: the run went on without an answer")
+
+
+def closes() -> UUID | None:
+    """The run whose question this run was scheduled to close; None: it is no such run."""
+    run = this_run()
+    found = [one for one in (run.tags if run else []) if one.startswith(_CLOSES)]
+    return UUID(found[0].removeprefix(_CLOSES)) if found else None
+
+
+def close(asking: UUID) -> str:
+    """Answer no in nobody's name where nobody else has answered; what came of it."""
+    from prefect.exceptions import NotPausedError, ObjectNotFound
+    from prefect.flow_runs import resume_flow_run
+
+    reason = "nobody answered in time"
+    try:
+        resume_flow_run(asking, run_input={"answer": "no", "answered_by": NOBODY, "reason": reason})
+    except ObjectNotFound:
+        return "the run that asked is gone"
+    except NotPausedError:
+        return "the question was answered, or withdrawn, before its deadline"
+    return "nobody answered in time: the run that asked goes on and refuses"
+
+
+def forget_deadline() -> None:
+    """An answer is there: the run that would close the question need not come."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    run = _needed_run()
+    # It does no harm where it stays: it finds nothing to close.
+    with suppress(PrefectHTTPStatusError), _client() as client:
+        tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"{_CLOSES}{run.id}"]))
+        for one in client.read_flow_runs(flow_run_filter=tagged):
+            if one.state is not None and one.state.is_scheduled():
+                client.delete_flow_run(one.id)
+
+
+def spelled(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# -- parts -----------------------------------------------------------------------------------
+
+
+def _client() -> SyncPrefectClient:
+    from prefect.client.orchestration import get_client
+
+    return get_client(sync_client=True)
+
+
+def _needed_run() -> FlowRun:
+    run = this_run()
+    if run is None:
+        raise RuntimeError("only a run of a deployment can wait for a person")
+    return run
+
+
+def _question_of(client: SyncPrefectClient, run: UUID) -> Question | None:
+    inputs = client.filter_flow_run_input(
+        flow_run_id=run, key_prefix=QUESTION, limit=1, exclude_keys=set()
+    )
+    if not inputs:
+        return None
+    written: dict[str, Any] = inputs[0].decoded_value
+    return Question(**{**written, "deadline": datetime.fromisoformat(written["deadline"])})
+
+
+def _moment(one: Any) -> datetime:
+    """When the server took it in; its clock is the one that schedules the deadline."""
+    at: datetime = one.created
+    return at

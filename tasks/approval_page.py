@@ -1,0 +1,74 @@
+"""What a person who is asked sees above the form: what passed, by how much, and what it replaces.
+
+Markdown; whatever models and people wrote is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from registry.alias_moves import holder, shown
+from registry.alias_outcome import SmokeAnswer
+from registry.gate_report import escaped
+from registry.settings import settings
+from tasks.approval import Question, spelled
+from tasks.recorded import Recorded
+
+MOST_GATES = 20
+
+
+def question_line(found: Recorded, question: Question) -> str:
+    """The question on one line, for a notification."""
+    return (
+        f"{question.reference} ({found.outcome.name}, bundle {question.bundle[:12]}) passed policy "
+        f"{found.facts.policy_name}; the champion is {holder(question.champion)}. Promote it? "
+        f"Without an answer until {spelled(question.deadline)} it is not."
+    )
+
+
+def page(found: Recorded, question: Question, smoke: SmokeAnswer) -> str:
+    """The whole page."""
+    return "\n".join(_lines(found, question, smoke)) + "\n"
+
+
+def _lines(found: Recorded, question: Question, smoke: SmokeAnswer) -> Iterator[str]:
+    facts, outcome = found.facts, found.outcome
+    yield f"## Promote {_plain(question.reference)}?"
+    yield ""
+    yield (
+        f"**{_plain(outcome.name)}** of recipe {_plain(facts.recipe)} passed policy "
+        f"{_plain(facts.policy_name)}. It would replace {holder(question.champion)} as the "
+        f"champion. Without an answer until **{spelled(question.deadline)}** it is not promoted."
+    )
+    yield ""
+    yield "| gate | verdict | estimate | margin | n |"
+    yield "| --- | --- | --- | --- | --- |"
+    for gate in outcome.gates[:MOST_GATES]:
+        numbers = (gate.estimate, gate.margin, gate.n)
+        cells = " | ".join("–" if one is None else f"{one:g}" for one in numbers)
+        waived = f" (waived by {_plain(gate.waived.owner)})" if gate.waived is not None else ""
+        yield f"| {_plain(gate.name)} | {gate.result}{waived} | {cells} |"
+    if len(outcome.gates) > MOST_GATES:
+        yield f"| and {len(outcome.gates) - MOST_GATES} more | | | | |"
+    yield ""
+    yield f"Smoke prompt: {_plain(smoke.prompt)}"
+    yield ""
+    yield f"> {_plain(smoke.text)}"
+    yield ""
+    yield f"Bundle `{question.bundle[:12]}`, MLflow run `{found.run_id}`, {_report(found)}."
+    yield ""
+    yield f"More: `pilotage why {question.reference}`"
+
+
+def _report(found: Recorded) -> str:
+    """Where the report is: a link where MLflow is reached by one, else its file."""
+    name = f"{found.facts.recipe}-{found.facts.release[:12]}.html"
+    uri = settings().tracking_uri
+    if uri.startswith(("http://", "https://")):
+        run = f"{uri.rstrip('/')}/#/runs/{found.run_id}/artifacts/report/{name}"
+        return f"[report {_plain(name)}]({run})"
+    return f"report `{settings().reports_dir / name}`"
+
+
+def _plain(text: str) -> str:
+    return escaped(shown(text, 300))
