@@ -18,7 +18,6 @@ from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
 from registry.report_latency import flagged, kept_words, percentile_of, sla_of
 from registry.settings import Settings, settings
-from registry.store import Absent
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG, spell
 from tasks.stages import store
@@ -30,11 +29,7 @@ def plan_document(todo: ReleasePlan) -> dict[str, Any]:
     """Stages in order with key, whether the store has them, why not, and an estimate."""
     stages = []
     for stage in todo.stages():
-        try:
-            store().find(stage)
-            reason = None
-        except Absent as absent:
-            reason = str(absent)
+        reason = store().peek(stage)
         stages.append(
             {
                 "name": stage.title,

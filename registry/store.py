@@ -39,8 +39,12 @@ class Absent(Exception):
     """Why a stage cannot be reused; the text is shown to people (`missing`, `empty`, ...)."""
 
 
+class Busy(InfrastructureError):
+    """Another process of this machine holds the lock of an entry."""
+
+
 class Store:
-    """A store below one local folder."""
+    """A store below one local folder. `SharedStore` puts one behind it that machines share."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,10 +56,18 @@ class Store:
 
     def find(self, stage: Stage) -> ArtifactRef:
         """The finished artifact of `stage`. Raises `Absent` with the reason when there is none."""
-        folder = self.folder(stage)
-        # Before the files are read: who removes what nobody uses looks at it.
-        self.mark_used(stage.name, stage.key)
-        manifest = self._verified_manifest(folder, stage)
+        return self._checked(stage, self._sound(stage))
+
+    def peek(self, stage: Stage) -> str | None:
+        """Why a run would make the stage; None: it would find it."""
+        try:
+            self.find(stage)
+        except Absent as absent:
+            return str(absent)
+        return None
+
+    def _checked(self, stage: Stage, manifest: Manifest) -> ArtifactRef:
+        """A sound entry, as long as it was made from what its parents are now."""
         for role, parent in stage.parents.items():
             recorded = manifest.parents.get(role, {}).get("digest")
             try:
@@ -64,7 +76,11 @@ class Store:
                 continue
             if present != recorded:
                 raise Absent(f"{self._name(stage)}: parent {role} has changed its content")
-        return self._reference(stage, folder, manifest, reused=True)
+        return self._reference(stage, self.folder(stage), manifest, reused=True)
+
+    def is_there(self, stage: Stage) -> bool:
+        """Whether a manifest is there: for estimates. Only `find` says what may be used."""
+        return (self.folder(stage) / MANIFEST).is_file()
 
     def recorded_digest(self, stage: Stage) -> str:
         """The digest in the manifest of `stage`, without reading its files."""
@@ -138,7 +154,7 @@ class Store:
         """
         with self._locked(stage.name, stage.key, lock_timeout):
             try:
-                found = self.find(stage)
+                found = self._checked(stage, self._sound(stage))
                 if fresh(found):
                     return found
                 reason = f"{self._name(stage)}: too old ({found.made_at:%Y-%m-%d})"
@@ -162,9 +178,8 @@ class Store:
             }
             for role, parent in stage.parents.items()
         }
-        incoming = self.root / ".incoming" / f"{stage.name}-{stage.key[:12]}-{uuid.uuid4().hex[:8]}"
+        incoming = self._incoming(stage.name, stage.key)
         files = incoming / "files"
-        files.mkdir(parents=True)
         try:
             summary = produce(files)
             listing = {
@@ -191,17 +206,18 @@ class Store:
                 made_at=datetime.now(UTC),
                 seconds=round(time.monotonic() - started, 3),
             )
-            for path in files_below(files):
-                _fsync(path)
-            (incoming / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
-            _fsync(incoming / MANIFEST)
-            _fsync(incoming)
-            self._publish(incoming, self.folder(stage))
+            self._publish(incoming, manifest, self.folder(stage))
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         return self._reference(stage, self.folder(stage), manifest, reused=False)
 
-    def _publish(self, incoming: Path, target: Path) -> None:
+    def _publish(self, incoming: Path, manifest: Manifest, target: Path) -> None:
+        """Make a folder with `files` the entry: on the disk, then in place at once."""
+        for path in files_below(incoming / "files"):
+            _fsync(path)
+        (incoming / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        _fsync(incoming / MANIFEST)
+        _fsync(incoming)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             aside = self.root / ".set-aside" / f"{target.parent.name}-{target.name[:12]}"
@@ -219,7 +235,7 @@ class Store:
             with lock:
                 yield
         except Timeout:
-            raise InfrastructureError(
+            raise Busy(
                 f"another process has been making store/{name}/{key[:12]} for {timeout:.0f} s"
             ) from None
 
@@ -245,7 +261,7 @@ class Store:
                 if manifest.digest != entry.digest or used_at > entry.used_at:
                     raise Absent(f"{name}: made anew or used meanwhile")
                 folder.rename(out)
-        except InfrastructureError:
+        except Busy:
             raise Absent(f"{name}: another process is making it") from None
         except OSError as error:
             raise Absent(f"{name}: {error.strerror}") from None
@@ -280,6 +296,12 @@ class Store:
 
     # -- parts -----------------------------------------------------------------------------
 
+    def _incoming(self, name: str, key: str) -> Path:
+        """A new folder with an empty folder `files`, for its writer alone."""
+        folder = self.root / ".incoming" / f"{name}-{key[:12]}-{uuid.uuid4().hex[:8]}"
+        (folder / "files").mkdir(parents=True)
+        return folder
+
     def _name(self, stage: Stage) -> str:
         return f"store/{stage.name}/{stage.key[:12]}"
 
@@ -296,8 +318,11 @@ class Store:
         except ValidationError:
             raise Absent(f"{name}: manifest cannot be read") from None
 
-    def _verified_manifest(self, folder: Path, stage: Stage) -> Manifest:
-        name = self._name(stage)
+    def _sound(self, stage: Stage) -> Manifest:
+        """The manifest of an entry whose files all match it. Raises `Absent`."""
+        name, folder = self._name(stage), self.folder(stage)
+        # Before the files are read: who removes what nobody uses looks at it.
+        self.mark_used(stage.name, stage.key)
         manifest = self._manifest(folder, name)
         if manifest.key != stage.key:
             raise Absent(f"{name}: manifest is of another key")

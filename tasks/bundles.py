@@ -22,6 +22,7 @@ from registry.ledger import Ledger
 from registry.provenance import engine_version
 from registry.serve_words import served_env
 from registry.settings import settings
+from registry.shared_store import SharedStore, open_store
 from registry.store import Store
 from registry.tracking import BUNDLE_FILE, TAG_BUNDLE, Tracker, asking_mlflow
 from registry.versions import current_champion, numbered_version
@@ -201,14 +202,15 @@ def as_served_here(bundle: Bundle, reference: str) -> Bundle:
 def weights_as_gated(bundle: Bundle, reference: str) -> None:
     """Compare every file of target and draft with the digest that was gated. Raises `UserError`.
 
-    A folder that this machine's store does not have is fetched out of MLflow, where a version's
-    weights lie; one that is there and differs is refused, not replaced.
+    A folder that this machine's store does not have is fetched from the store that machines share,
+    or out of MLflow, where a version's weights lie; one that is there and differs is refused, not
+    replaced.
     """
     for name, part in (("target", bundle.target), ("draft", bundle.draft)):
         if part is None:
             continue
         remedy = "run the release again: it is made anew, or restored from a backup of the store"
-        if not part.path.is_dir() and not _fetch(part, name, bundle):
+        if not part.path.is_dir() and not (_share(part) or _fetch(part, name, bundle)):
             raise UserError.at(
                 part.path, f"is missing, and MLflow has no {name} of {reference}", remedy
             )
@@ -216,6 +218,14 @@ def weights_as_gated(bundle: Bundle, reference: str) -> None:
         Store(settings().store_dir).mark_used(part.stage, part.key)
         if digest_of_folder(part.path) != part.digest:
             raise UserError.at(part.path, f"is not what was gated as {reference}", remedy)
+
+
+def _share(part: Part) -> bool:
+    """Whether the store that machines share had these weights; they lie at `part.path` then."""
+    shelf = open_store(LOG.info)
+    return isinstance(shelf, SharedStore) and shelf.fetch_part(
+        part.stage, part.key, part.below, part.digest
+    )
 
 
 def _fetch(part: Part, name: str, bundle: Bundle) -> bool:
