@@ -21,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from recipes.loader import read_yaml
 from registry.errors import Problem, UserError
 from registry.settings import CHECKOUT
+from tasks.events import ALIAS_MOVED, APPROVAL_ASKED, CANDIDATE_PASSED
 
 DEPLOY_FILE = CHECKOUT / "prefect.yaml"
 AUTOMATIONS_DIR = CHECKOUT / "automations"
 POOLS = ("cpu", "gpu")
 OURS = "pilotage"
 """The tag of every deployment of ours, and the first word of every automation's name."""
-EVENTS = ("pilotage.candidate.passed",)
+EVENTS = (CANDIDATE_PASSED, APPROVAL_ASKED, ALIAS_MOVED)
 """What our code emits; a trigger that waits for anything else of ours waits for ever."""
 
 Text = typing.Annotated[str, Field(min_length=1)]
@@ -101,9 +102,8 @@ class Trigger(_Strict):
     @field_validator("expect")
     @classmethod
     def _is_emitted(cls, value: list[str]) -> list[str]:
-        for name in value:
-            if name not in EVENTS and not name.startswith("prefect."):
-                raise ValueError(f"{name!r} is emitted by nobody; known: {', '.join(EVENTS)}")
+        for name in unheard(value):
+            raise ValueError(f"{name!r} is emitted by nobody; known: {', '.join(EVENTS)}")
         return value
 
 
@@ -182,7 +182,11 @@ def load_flow(entrypoint: str) -> Any:
 
 
 def request_model(flow: Any) -> type[BaseModel]:
-    """The model of a flow's one parameter, `request`. Raises `TypeError` for any other flow."""
+    """The model of a flow's one parameter, `request`. Raises `TypeError` for anything else."""
+    from prefect import Flow
+
+    if not isinstance(flow, Flow):
+        raise TypeError("is no flow")
     if list(inspect.signature(flow.fn).parameters) != ["request"]:
         raise TypeError("does not take exactly one parameter called `request`")
     model = typing.get_type_hints(flow.fn)["request"]
@@ -277,6 +281,14 @@ def read_automations(folder: Path = AUTOMATIONS_DIR) -> list[dict[str, Any]]:
                 continue
             for key in unknown_keys(entry, known.model_dump(mode="json")):
                 problems.append(Problem(f"{where}.{key}", "unknown key", "remove or correct it"))
+            for name in unheard([*events_of(entry)]):
+                problems.append(
+                    Problem(
+                        f"{where}.trigger",
+                        f"{name!r} is emitted by nobody",
+                        f"one of {', '.join(EVENTS)}, or an event of Prefect's",
+                    )
+                )
             if not str(entry["name"]).startswith(f"{OURS} "):
                 problems.append(
                     Problem(f"{where}.name", "is not marked as ours", f"begin it with `{OURS} `")
@@ -288,6 +300,18 @@ def read_automations(folder: Path = AUTOMATIONS_DIR) -> list[dict[str, Any]]:
     if problems:
         raise UserError(problems)
     return found
+
+
+def unheard(names: Sequence[str]) -> list[str]:
+    """Those of some names of events that neither our code nor Prefect emits."""
+    return [name for name in names if name not in EVENTS and not name.startswith("prefect.")]
+
+
+def events_of(entry: Mapping[str, Any]) -> list[str]:
+    """Every event that an automation names, in triggers inside of triggers too."""
+    trigger = entry.get("trigger", entry)
+    names = [*trigger.get("after", []), *trigger.get("expect", [])]
+    return names + [name for inner in trigger.get("triggers", []) for name in events_of(inner)]
 
 
 def _entries(path: Path) -> Sequence[dict[str, Any]]:

@@ -192,7 +192,7 @@ def _triggers_stand(client: Any, deployment: Deployment, live: Any) -> bool:
 
 def _core(automation: Any) -> dict[str, Any]:
     """What counts of an automation, without the ids and times that the server adds."""
-    fields = {"name", "description", "enabled", "trigger", "actions", "owner_resource"}
+    fields = {"name", "description", "enabled", "trigger", "actions"}
     dumped: dict[str, Any] = automation.model_dump(mode="json", include=fields)
     dumped["trigger"] = {
         key: sorted(value) if key in ("expect", "after", "for_each") else value

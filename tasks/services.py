@@ -83,28 +83,24 @@ def up(own_api: str = "") -> list[Started]:
     workers ask that one. Raises `UserError` for a port that somebody else has.
     """
     with only_one("up"):
-        _pid_of_older_runs()
+        _end_crashed_runs()
+        wanted = services(own_api)
+        # Every port is looked at before anything is started.
+        before = {service.name: _found(service) for service in wanted}
         done: list[Started] = []
         fresh: list[str] = []
         try:
-            for service in services(own_api):
-                note = read_note(service.name)
-                if note is not None and note.alive and _serves(service, note):
+            for service in wanted:
+                note, serves = before[service.name]
+                if note is not None and serves:
                     done.append(_line(note, "runs already"))
                     continue
-                was = "started"
-                if note is not None:
-                    was = "did not answer; started again" if note.alive else "started again"
-                    if service.port is not None:
-                        # A child that is left over may hold the port still. What a worker left
-                        # is a run that goes on without it.
-                        _end(note)
+                was = "started" if note is None else "started again"
                 fresh.append(service.name)
                 done.append(_line(_start(service, note), was))
         except BaseException:
             for name in reversed(fresh):
-                note = read_note(name)
-                if note is not None:
+                if (note := read_note(name)) is not None:
                     _end(note)
             raise
         if settings().mlflow_uri.startswith(("http:", "https:")):
@@ -161,7 +157,12 @@ def _server() -> Service:
         port=port,
         url=url,
         setting="PILOTAGE_PREFECT_PORT",
-        env={"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"},
+        env={
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+            # The browser is told to ask the address in the settings, not that of the command.
+            "PREFECT_SERVER_API_HOST": HOST,
+            "PREFECT_SERVER_API_PORT": str(port),
+        },
     )
 
 
@@ -209,6 +210,19 @@ def _mlflow() -> Service:
     )
 
 
+def _found(service: Service) -> tuple[Note | None, bool]:
+    """What is noted of a service, and whether it works. Its port is free where it does not."""
+    note = read_note(service.name)
+    if note is not None and note.alive and _serves(service, note):
+        return note, True
+    if service.port is not None:
+        if note is not None:
+            # A child may hold the port still. What a worker left is a run that goes on without it.
+            _end(note)
+        _check_port(service)
+    return note, False
+
+
 def _serves(service: Service, note: Note) -> bool:
     """Whether a live process still does its work; some patience, the machine may be busy."""
     deadline = time.monotonic() + 30
@@ -226,8 +240,6 @@ def _line(note: Note, what: str) -> Started:
 def _start(service: Service, before: Note | None) -> Note:
     """Start a service and wait until it works. It keeps the mark of the one `before`, so that
     `down` finds the runs of both."""
-    if service.port is not None:
-        _check_port(service)
     if service.name == MLFLOW:
         # Tables are made by whoever comes first, under the lock that every run takes too.
         from tasks.bundles import tracker
@@ -315,13 +327,13 @@ def _end_runs(workers: list[str]) -> list[int]:
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if "prefect.engine" in words or any("_workspace_runtime" in word for word in words):
+            if not {"prefect.engine", "prefect.runner._workspace_supervisor"}.isdisjoint(words):
                 runs.append(process)
     end_processes(runs, 3 * settings().stop_grace)
     return [process.pid for process in runs]
 
 
-def _pid_of_older_runs() -> None:
+def _end_crashed_runs() -> None:
     for pid in end_leftovers():
         LOG.warning("ended process %d, left behind by a run that crashed", pid)
 
