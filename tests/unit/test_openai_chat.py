@@ -84,6 +84,9 @@ class Server:
         self.bodies.append(body)
         self.requests.append(request)
         answer = self.script[row].pop(0)
+        if answer == "hangs":
+            self.clock.seconds += 30.0
+            raise httpx.ReadTimeout("")
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, httpx.Response):
@@ -474,3 +477,21 @@ def test_what_on_done_raises_ends_the_call(ask: Ask) -> None:
 
     with pytest.raises(OSError, match="disk full"):
         ask(RATE_LIMITED, on_done=full)
+
+
+def test_an_endpoint_that_hangs_is_given_up_in_the_time_of_one_row(ask: Ask) -> None:
+    """80 rows of 8 requests of 30 s, one after the other, would be 5 hours."""
+    rows = {str(number): ["hangs"] * 8 for number in range(80)}
+    results, server = ask(rows)
+    assert {result.state for result in results.values()} == {"pending"}
+    assert any("nothing was answered for" in result.reason for result in results.values())
+    # One row alone: 8 requests of 30 s and its waits.
+    assert 8 * 30 < server.clock.seconds <= 8 * (30 + 60) + 100
+
+
+def test_a_slow_endpoint_that_answers_now_and_then_is_not_given_up(ask: Ask) -> None:
+    answer = {"status": 200, "text": "A"}
+    rows = {str(n): [*(["hangs"] if n % 2 else []), answer] for n in range(100)}
+    results, server = ask(rows)
+    assert server.clock.seconds > 8 * (30 + 60), "longer than the longest silence"
+    assert {result.state for result in results.values()} == {"done"}
