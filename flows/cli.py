@@ -63,13 +63,10 @@ def release(
     # Every mistake in a recipe is found before Prefect's server is started.
     plan(resolve(name, overrides, prompts))
     own_children()
-    from flows.endings import outcome_of
-    from flows.forms import ReleaseRequest
-    from flows.release import release_model
+    from flows.quick_start import run_release
     from flows.rendering import outcome_text
 
-    request = ReleaseRequest(recipe=name, overrides=overrides, prompts=prompts)
-    outcome = outcome_of(release_model, request)
+    outcome = run_release(name, overrides, prompts)
     show(outcome.model_dump(mode="json") if as_json else outcome_text(outcome), as_json)
     raise typer.Exit(outcome.verdict.exit_status)
 

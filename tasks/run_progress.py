@@ -122,7 +122,7 @@ def _rest(seconds: float, unknown: int) -> str:
 
 
 class Shown:
-    """The artifact of one run. Every method returns at once, but `close`."""
+    """The artifact of one run, once that has a plan. Every method returns at once, but `close`."""
 
     def __init__(self, key: str) -> None:
         """key: of the artifact, `[a-z0-9-]`. The caller is inside of a flow run."""
@@ -131,12 +131,15 @@ class Shown:
         self._changed, self._done = Event(), Event()
         self._end, self._whole = "", False
         self._artifact: UUID | None = None
-        run = contextvars.copy_context().run
-        self._thread = Thread(target=run, args=(self._update,), daemon=True, name="progress")
-        self._thread.start()
+        self._thread: Thread | None = None
 
     def plan(self, planned: int, to_come: Mapping[str, float | None]) -> None:
         self._set(Progress(planned=planned, to_come=dict(to_come)))
+        if self._thread is None:
+            # The context says whose run the artifact belongs to.
+            run = contextvars.copy_context().run
+            self._thread = Thread(target=run, args=(self._update,), daemon=True, name="progress")
+            self._thread.start()
 
     def begun(self, **current: Any) -> None:
         self._set(self._progress.begun(Current(since=time.monotonic(), **current)))
@@ -152,7 +155,8 @@ class Shown:
         self._end, self._whole = end, whole
         self._done.set()
         self._changed.set()
-        self._thread.join(LAST_UPDATE)
+        if self._thread is not None:
+            self._thread.join(LAST_UPDATE)
 
     def _set(self, progress: Progress) -> None:
         self._progress = progress

@@ -62,7 +62,11 @@ def log_lines(run_id: Any) -> list[Any]:
 
 
 def test_what_was_promoted_is_the_state_and_its_message() -> None:
-    state, seen = run(lambda request: Ended(7, "Promoted", "PASS: m@champion is version 3"))
+    def body(request: Request) -> Ended[int]:
+        begin_run(0)
+        return Ended(7, "Promoted", "PASS: m@champion is version 3")
+
+    state, seen = run(body)
     assert state.result() == 7
     assert (seen.state.type.value, seen.state.name) == ("COMPLETED", "Promoted")
     assert seen.state.message == "PASS: m@champion is version 3"
@@ -72,6 +76,7 @@ def test_what_was_promoted_is_the_state_and_its_message() -> None:
 
 def test_a_refusal_is_red_and_who_calls_has_the_outcome() -> None:
     def body(request: Request) -> Ended[int]:
+        begin_run(0)
         return Ended(7, "Refused", "FAIL: nothing was promoted: w8a8: too slow", refused=True)
 
     state, seen = run(body)
@@ -94,6 +99,7 @@ def test_a_refusal_is_red_and_who_calls_has_the_outcome() -> None:
 )
 def test_a_fault_says_itself_in_the_first_line(error: Exception, begins: str) -> None:
     def body(request: Request) -> Ended[int]:
+        begin_run(0)
         raise error
 
     state, seen = run(body)
@@ -111,6 +117,7 @@ def test_a_fault_says_itself_in_the_first_line(error: Exception, begins: str) ->
 
 def test_a_run_that_is_stopped_never_shows_its_whole_progress() -> None:
     def body(request: Request) -> Ended[int]:
+        begin_run(0)
         raise SystemExit(130)
 
     with pytest.raises(SystemExit):
@@ -131,6 +138,7 @@ def test_an_inner_flow_ends_for_itself_and_its_error_is_its_callers() -> None:
     def body(request: Request) -> Ended[str]:
         with pytest.raises(InfrastructureError, match="was held"):
             inner(request)
+        begin_run(0)
         return Ended("went on", "Passed", "PASS: all the same")
 
     state, seen = run(body)
@@ -138,6 +146,11 @@ def test_an_inner_flow_ends_for_itself_and_its_error_is_its_callers() -> None:
     assert seen.state.message == "PASS: all the same"
     progress = artifacts(seen.id)["night-1-progress"]
     assert progress.description == "PASS: all the same"
+
+
+def test_a_flow_that_plans_no_stages_shows_no_progress() -> None:
+    _, seen = run(lambda request: Ended(7, "Passed", "PASS"))
+    assert artifacts(seen.id) == {}
 
 
 def test_outside_of_a_run_a_flow_is_its_function() -> None:
