@@ -25,7 +25,7 @@ from registry.outcome import StageOutcome
 from registry.provenance import provenance
 from registry.settings import settings
 from registry.shared_store import open_store
-from registry.store import MANIFEST, Absent, Store
+from registry.store import Absent, Store
 from tasks import run_log, run_progress
 from tasks.devices import exclusive, is_held
 from tasks.progress import LOG, spell, working
@@ -78,7 +78,7 @@ def begin_run(planned: int, stages: Sequence[Stage] = ()) -> None:
     to_come = {
         stage.key: shelf.last_seconds(stage.name, stage.label)
         for stage in stages
-        if not (shelf.folder(stage) / MANIFEST).is_file()
+        if not shelf.is_there(stage)
     }
     run_progress.plan(planned, to_come)
     for stale in shelf.remove_stale():

@@ -1,0 +1,160 @@
+"""The last line of a run and the pages that stay with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.endings import LONGEST, failure, move_ended, release_ended
+from registry.alias_outcome import AliasOutcome
+from registry.errors import UserError
+from registry.outcome import Champion, ReleaseOutcome, Verdict
+from registry.settings import settings
+from tasks.run_pages import (
+    artifact_key,
+    code,
+    failure_page,
+    fenced,
+    gate_rows,
+    latency_rows,
+    mlflow_words,
+    summary,
+)
+from tests.promotion_builders import bundle, gate
+from tests.promotion_builders import outcome as judged
+from tests.unit.evidence_builders import point
+
+
+def release(**changes: Any) -> ReleaseOutcome:
+    one = bundle(1)
+    fields: dict[str, Any] = {
+        "release": "ab" * 32,
+        "name": "freight_demo",
+        "verdict": Verdict.PASS,
+        "model": "freight-assistant",
+        "version": 3,
+        "promoted": "c1",
+        "champion": Champion(version=3, bundle=one.digest),
+        "candidates": [judged(one)],
+        "report": Path("/r/1.html"),
+        "run_id": "0f" * 16,
+        "finished_at": datetime(2030, 1, 1, tzinfo=UTC),
+        "seconds": 1.0,
+    }
+    return ReleaseOutcome.model_validate({**fields, **changes})
+
+
+def test_a_promotion_says_what_the_champion_is() -> None:
+    end = release_ended(release(), moved=True)
+    short = bundle(1).digest[:12]
+    assert (end.name, end.refused) == ("Promoted", False)
+    assert end.message == (
+        f"PASS: freight-assistant@champion is version 3 (c1, bundle {short}); report /r/1.html"
+    )
+    again = release_ended(release(), moved=False)
+    assert (again.name, again.refused) == ("Passed", False)
+    assert "is version 3 already (c1" in again.message
+
+
+def test_a_version_that_waits_for_a_person_passed() -> None:
+    waiting = release(promoted=None, version=None, awaits_approval=4)
+    end = release_ended(waiting, moved=False)
+    assert (end.name, end.refused) == ("Passed", False)
+    assert end.message == ("PASS: freight-assistant: version 4 awaits approval; report /r/1.html")
+
+
+@pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.PASS])
+def test_a_refusal_is_red_and_says_why_in_one_line(verdict: Verdict) -> None:
+    reasons = ["bf16: too\nslow", "w8a8: wrong " + "x" * 2000]
+    end = release_ended(
+        release(verdict=verdict, promoted=None, version=None, reasons=reasons), moved=False
+    )
+    assert (end.name, end.refused) == ("Refused", True)
+    assert end.message.startswith(f"{verdict}: nothing was promoted: bf16: too slow; w8a8: wrong")
+    assert end.message.endswith("; report /r/1.html")
+    assert "\n" not in end.message
+    assert len(end.message) == LONGEST
+
+
+@pytest.mark.parametrize(
+    ("action", "changed", "name", "says"),
+    [
+        ("promote", True, "Promoted", "PASS: m@champion: version 1 -> version 2 (bundle bbbbbb"),
+        ("rollback", True, "RolledBack", "PASS: m@champion: version 1 -> version 2 (bundle"),
+        ("promote", False, "Passed", "PASS: m@champion is version 2 (bundle bbbbbbbbbbbb) already"),
+    ],
+)
+def test_a_move_says_from_where_to_where(action: str, changed: bool, name: str, says: str) -> None:
+    moved = AliasOutcome.model_validate(
+        {
+            "action": action, "model": "m", "alias": "champion", "version": 2, "bundle": "b" * 64,
+            "before": 1, "changed": changed, "line": 2, "seconds": 1.0,
+            "finished_at": datetime(2030, 1, 1, tzinfo=UTC),
+        }
+    )  # fmt: skip
+    end = move_ended(moved)
+    assert end.name == name
+    assert end.message.startswith(says)
+
+
+def test_a_mistake_keeps_its_own_words_and_hides_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTAGE_JUDGE_API_KEY", "planted-secret")
+    assert failure(UserError.at("a.yaml", "is wrong", "mend it")).startswith("a.yaml: is wrong\n")
+    assert failure(ValueError("with planted-secret\nin it")) == "ValueError: with *** in it"
+    assert failure(ValueError()) == "ValueError"
+
+
+# -- pages -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["release-freight_demo", "Release ÄÖ/..", "_-x"])
+def test_keys_are_what_prefect_takes(name: str) -> None:
+    from prefect.client.schemas.actions import ArtifactCreate
+
+    assert ArtifactCreate(key=artifact_key(name, "gates")).key
+
+
+def test_mlflow_is_a_link_only_where_there_is_an_address() -> None:
+    home = settings()
+    there = home.model_copy(update={"mlflow_uri": "http://ci:password1@ml.example:5000/base"})
+    assert mlflow_words(there, "7", "r1") == (
+        "[run r1](http://ml.example:5000/base/#/experiments/7/runs/r1)"
+    )
+    words = mlflow_words(home, "7", "r1")
+    assert "](" not in words
+    assert f"ui --backend-store-uri {home.tracking_uri}" in words
+    database = home.model_copy(update={"mlflow_uri": "postgresql://ci:password1@db/mlflow"})
+    assert mlflow_words(database, "7", "r1") == "run `r1`, where PILOTAGE_MLFLOW_URI points"
+
+
+def test_the_summary_says_where_everything_lies() -> None:
+    home = settings()
+    page = summary(release(), home, None, [Path("/logs/a.log")])
+    digest = bundle(1).digest
+    for said in ("`/r/1.html`", f"`{home.home}/bundles/{digest}.json`", "`/logs/a.log`", "0f" * 16):
+        assert said in page
+
+
+def test_tables_have_a_row_for_each_gate_and_each_load() -> None:
+    refused = gate(name="slow", result=Verdict.FAIL, candidate=None, reason="no\nnumber")
+    one = judged(bundle(1), gates=[gate(), refused], latency=[point(1.0), point(2.0, failed=3)])
+    seen = release(candidates=[one])
+    rows = gate_rows(seen)
+    assert [(row["candidate"], row["gate"], row["result"]) for row in rows] == [
+        ("c1", "hits", "PASS"), ("c1", "slow", "FAIL"),
+    ]  # fmt: skip
+    assert rows[1]["why"] == "no number"
+    loads = latency_rows(seen)
+    assert [(row["req/s"], row["failed"], row["E2EL p50"]) for row in loads] == [
+        ("1", 0, "100 ms"), ("2", 3, "100 ms"),
+    ]  # fmt: skip
+
+
+def test_what_an_engine_wrote_stays_inside_of_its_fence() -> None:
+    page = failure_page("distill", "it failed", {Path("/l/a.log"): "```\n# not a heading\n```"})
+    assert "````text\n```\n# not a heading\n```\n````" in page
+    assert fenced("x") == "```text\nx\n```"
+    assert code("a`b") == "`` a`b ``"
