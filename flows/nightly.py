@@ -26,6 +26,7 @@ from flows.pages import show_page
 from registry.errors import UserError
 from registry.settings import settings
 from tasks.night_digest import Row, digest_table, summary
+from tasks.run_slots import outlive_lost_slot
 
 
 def run_name() -> str:
@@ -36,6 +37,9 @@ def run_name() -> str:
     except (ValidationError, UserError):
         # What is wrong is the flow's to say.
         return "nightly"
+
+
+outlive_lost_slot()
 
 
 @flow(name="nightly", flow_run_name=run_name, validate_parameters=True)

@@ -38,7 +38,10 @@ from tasks.planning import ResolvedRelease
 from tasks.progress import LOG
 from tasks.promoting import SmokeFailed
 from tasks.publishing import Awaiting, RecordedRelease, conclude, record
+from tasks.run_slots import outlive_lost_slot
 from tasks.teacher_data import generate_teacher_data
+
+outlive_lost_slot()
 
 
 @flow(name="release", flow_run_name="release-{request.recipe}", validate_parameters=True)
@@ -94,9 +97,8 @@ def promote_chosen(
     """
     if recorded.version is None:
         return None
-    asks = recipes.policy.approval
-    if asks is not None and recorded.version != champion:
-        return Awaiting(recorded.version, asks.deadline_hours)
+    if recipes.policy.approval is not None and recorded.version != champion:
+        return Awaiting(recorded.version)
     request = PromoteRequest(
         bundle=f"{recipes.release.model}@{recorded.version}",
         actor=f"release {recipes.name}",

@@ -162,6 +162,10 @@ def _server() -> Service:
             # The browser is told to ask the address in the settings, not that of the command.
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(port),
+            # A server that is started again knows which runs hold which slots.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+                "prefect.server.concurrency.lease_storage.filesystem"
+            ),
         },
     )
 
@@ -224,10 +228,15 @@ def _found(service: Service) -> tuple[Note | None, bool]:
 
 
 def _serves(service: Service, note: Note) -> bool:
-    """Whether a live process still does its work; some patience, the machine may be busy."""
+    """Whether a live process still does its work; some patience, the machine may be busy.
+
+    A worker that lives goes on by itself as soon as the server answers.
+    """
+    if service.port is None:
+        return True
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and note.alive:
-        if service.ready(note) and (service.port is None or listens(note.pid, service.port)):
+        if service.ready(note) and listens(note.pid, service.port):
             return True
         time.sleep(1)
     return False
@@ -359,11 +368,12 @@ def prefect_client(api: str) -> Iterator[Any]:
 def _polls(api: str, pool: str, name: str, note: Note) -> bool:
     """Whether this worker, and not one before it of the same name, has asked for work."""
     with prefect_client(api) as client:
-        from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+        import httpx
+        from prefect.exceptions import ObjectNotFound
 
         try:
             workers = client.read_workers_for_work_pool(pool)
-        except (ObjectNotFound, PrefectHTTPStatusError, OSError):
+        except (ObjectNotFound, httpx.HTTPError):
             return False
     born = datetime.fromtimestamp(psutil.Process(note.pid).create_time(), UTC)
     return any(
