@@ -27,7 +27,7 @@ MEASURED, INFEASIBLE, UNLIKE = "Measured", "Infeasible", "Unlike"
 
 @flow(
     name="candidate",
-    flow_run_name="candidate-{request.candidate}-{request.recipe}",
+    flow_run_name="candidate-{request.candidate}",
     validate_parameters=True,
 )
 @told

@@ -1,0 +1,189 @@
+"""One process at a time holds a device, whoever dies how. Real processes, no model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from registry.errors import InfrastructureError
+from registry.settings import CHECKOUT, settings
+from tasks.devices import exclusive, is_held, lock_file
+from tasks.engines.subprocesses import wait_until
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tasks.devices import exclusive
+from tasks.progress import configure_logging
+configure_logging()
+with exclusive(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+print("given back", flush=True)
+"""
+
+ENGINE = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+HOLD_WITH_ENGINE = f"""
+import sys, time
+from pathlib import Path
+from tasks.devices import exclusive
+from tasks.engines.subprocesses import ProcessTree
+folder = Path(sys.argv[1])
+with exclusive("serving bf16"):
+    words = [sys.executable, "-c", {ENGINE!r}, str(folder / "pid")]
+    with ProcessTree(words, log=folder / "engine.log"):
+        time.sleep(600)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(code: str, *words: str, home: Path | None = None) -> subprocess.Popen[str]:
+        env = {**os.environ, **({"PILOTAGE_HOME": str(home)} if home else {})}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=CHECKOUT,
+            env=env,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str], text: str) -> bool:
+    """Whether the next line it prints is this."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip() == text
+
+
+def limit_waiting(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setenv("PILOTAGE_DEVICE_WAIT", str(seconds))
+    settings.cache_clear()
+
+
+def test_the_second_waits_and_says_for_whom(start: Start, tmp_path: Path) -> None:
+    first = start(HOLD, "latency bf16", home=tmp_path / "one")
+    assert said(first, "held")
+    second = start(HOLD, "training", home=tmp_path / "another")
+    assert second.stderr is not None and first.stdin is not None
+    line = second.stderr.readline()
+    assert f"waiting for cpu: process {first.pid} of" in line and "(latency bf16, since" in line
+    first.stdin.write("\n")
+    first.stdin.flush()
+    assert said(first, "given back")
+    assert said(second, "held")
+
+
+def test_a_wait_has_a_limit_and_names_the_holder(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(HOLD, "training")
+    assert said(first, "held")
+    limit_waiting(monkeypatch, 0.5)
+    with (
+        pytest.raises(InfrastructureError, match=rf"process {first.pid} of .*\(training, since"),
+        exclusive("latency"),
+    ):
+        pytest.fail("two held it")
+    assert not is_held()
+
+
+def test_a_killed_holder_holds_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start(HOLD, "training")
+    assert said(first, "held")
+    first.kill()
+    first.wait()
+    limit_waiting(monkeypatch, 60)
+    with exclusive("latency"):
+        assert is_held()
+    assert lock_file("cpu").read_text() == "", "who ends properly leaves no record"
+
+
+def test_the_engine_of_a_killed_holder_ends_and_holds_the_device_until_then(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_STOP_GRACE", "2")
+    settings.cache_clear()
+    owner = start(HOLD_WITH_ENGINE, str(tmp_path))
+    assert wait_until(lambda: (tmp_path / "pid").exists(), 60, every=0.05)
+    assert wait_until(lambda: (tmp_path / "pid").read_text() != "", 10, every=0.05)
+    engine = psutil.Process(int((tmp_path / "pid").read_text()))
+    limit_waiting(monkeypatch, 0.0)
+    owner.kill()
+    owner.wait()
+    with pytest.raises(InfrastructureError, match="serving bf16"), exclusive("latency"):
+        pytest.fail("the device was given away while an engine was on it")
+    assert engine.is_running(), "it refuses the polite signal for two seconds"
+    limit_waiting(monkeypatch, 60)
+    with exclusive("latency"):
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_holder_and_its_children_enter_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_waiting(monkeypatch, 0.0)
+    with exclusive("release"):
+        with exclusive("latency"):
+            assert is_held()
+        assert is_held()
+        child = start(HOLD, "a child's stage")
+        assert said(child, "held")
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert said(child, "given back")
+        assert is_held(), "it was not the child's to give back"
+    assert not is_held()
+
+
+def test_nobody_waits_at_a_lock_file_that_was_removed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever removes lock files lets in one more (docs/devices.md), and no second one."""
+    first = start(HOLD, "training")
+    assert said(first, "held")
+    second = start(HOLD, "latency")
+    assert second.stderr is not None and "waiting for cpu" in second.stderr.readline()
+    lock_file("cpu").unlink()
+    assert said(second, "held"), "at a new file"
+    limit_waiting(monkeypatch, 0.0)
+    with pytest.raises(InfrastructureError, match=f"process {second.pid} "), exclusive("third"):
+        pytest.fail("two held it")
+
+
+def test_a_stop_ends_the_wait(start: Start) -> None:
+    first = start(HOLD, "training")
+    assert said(first, "held")
+    second = start(HOLD, "latency")
+    assert second.stderr is not None and "waiting for cpu" in second.stderr.readline()
+    second.send_signal(signal.SIGINT)
+    assert second.wait(30) != 0
+    assert lock_file("cpu").read_text() != "", "the holder's record stays"
