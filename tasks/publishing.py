@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from filelock import FileLock
 from prefect import task
 
 from eval_suites.gating import notes_of, waivers_of
@@ -32,7 +31,6 @@ from registry.promotion import champion_of, rolled_back
 from registry.provenance import provenance
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.report import report_path, write_report
-from registry.settings import settings
 from registry.stage_pages import StagePage, page_of, texts_of
 from registry.store import Absent
 from registry.tracking import StageRecord
@@ -73,7 +71,6 @@ class Awaiting:
     """The chosen version waits for a person: its policy asks for one."""
 
     version: int
-    deadline_hours: float
 
 
 @task(name="record", **TASK_OPTIONS)
@@ -100,9 +97,9 @@ def record(
             ],
         }
     )
-    locks = settings().home / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{release.model}.lock", timeout=PUBLISH_WAIT):
+    # Where the ledger is, not in this home: another machine's may record the same model.
+    ledger = aliases_of_model(release.model).ledger
+    with ledger.lock(f"{release.model} (recording)", PUBLISH_WAIT):
         run = records.release_run(
             release.model,
             digest,
