@@ -207,4 +207,5 @@ def open_store(on_transfer: Callable[[str], None] = lambda text: None) -> Store:
 
 
 def _size(manifest: Manifest) -> str:
-    return f"{sum(file.size for file in manifest.files.values()) / 1e6:.1f} MB"
+    size = sum(file.size for file in manifest.files.values())
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"

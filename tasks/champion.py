@@ -21,6 +21,7 @@ from tasks import accuracy
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import aliases_of_model, promoted_bundle, tracker, weights_as_gated
 from tasks.judging import Measured
+from tasks.logged_files import ModelFiles
 from tasks.planning import ReleasePlan
 from tasks.progress import LOG
 from tasks.serving import ServedBundle
@@ -70,14 +71,11 @@ def check_policy(model: str, state: State, policy: Policy) -> list[LoosenedGate]
 
 def recorded_policy(run_id: str) -> Policy | None:
     """The policy of the release that a run recorded; None where it recorded none."""
-    import mlflow
-
-    client = tracker().client
-    with asking_mlflow(f"read {RECIPE_FILE} of run {run_id}"):
-        run = client.get_run(run_id)
-        if RECIPE_FILE not in [file.path for file in client.list_artifacts(run_id)]:
-            return None
-        text = mlflow.artifacts.load_text(f"{run.info.artifact_uri.rstrip('/')}/{RECIPE_FILE}")
+    with asking_mlflow(f"read run {run_id}"):
+        source = tracker().client.get_run(run_id).info.artifact_uri
+    text = ModelFiles(source, f"run {run_id}").text(RECIPE_FILE)
+    if text is None:
+        return None
     try:
         return Policy.model_validate(json.loads(text)["policy"])
     except (ValueError, KeyError, TypeError) as error:

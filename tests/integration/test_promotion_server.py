@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from eval_suites.loader import load_policy
 from registry.alias_moves import Aliases
 from registry.errors import InfrastructureError, UserError
 from registry.ledger import Ledger
 from registry.settings import CHECKOUT, settings
 from registry.versions import CANDIDATE, CHAMPION, PREVIOUS
 from tasks.bundles import aliases_of_model, tracker, weights_as_gated
+from tasks.champion import RECIPE_FILE, recorded_policy
 from tests.pretend_smoke import Engine, back, candidate, promoting
 from tests.promotion_builders import MODEL, held, is_sound
 
@@ -113,6 +116,22 @@ def test_promoted_rolled_back_and_fetched_through_a_server(
     engine.then = lambda reference: None
 
     assert_killed_server_is_told(server, aliases, engine, monkeypatch)
+
+
+def test_the_policy_of_a_run_is_read_through_a_server_that_mlflow_was_not_told_of(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", server.uri)
+    settings.cache_clear()
+    policy = load_policy("tests/recipes/policy_tiny.yaml")
+    client = tracker().client
+    run = client.create_run(client.create_experiment("policies")).info.run_id
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'another.db'}")
+    assert recorded_policy(run) is None
+    client.log_text(run, json.dumps({"policy": policy.model_dump(mode="json")}), RECIPE_FILE)
+    assert recorded_policy(run) == policy
 
 
 def assert_downloads(number: int) -> None:
