@@ -81,7 +81,7 @@ def _copy(kept: Path, home: Path) -> None:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Tell:
+def tell(request: pytest.FixtureRequest, faults_root: Path) -> Tell:
     """Say what happened, for the table: caused, stage, seen, status, then."""
 
     def told(**words: Any) -> None:
