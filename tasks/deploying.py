@@ -21,6 +21,7 @@ from typing import Any
 from recipes.loader import read_yaml
 from registry.errors import InfrastructureError, UserError
 from registry.settings import CHECKOUT, settings
+from tasks import notifications
 from tasks.deploy_file import (
     DEPLOY_FILE,
     OURS,
@@ -74,7 +75,9 @@ def deploy(own_api: str = "", file: Path | None = None) -> Deployed:
         if differing:
             _register({"name": raw["name"], "pull": raw.get("pull", []), "deployments": differing})
         _register_automations(client, automations, done)
-        _name_left(client, set(wanted), automations, found.deployments, done)
+        done.changed |= notifications.register(client)
+        known = [*automations, *read_automations(notifications.FILES)]
+        _name_left(client, set(wanted), known, found.deployments, done)
         return done
 
 

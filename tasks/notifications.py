@@ -148,8 +148,8 @@ def _automation(client: SyncPrefectClient, entry: dict[str, Any]) -> str:
     if not found:
         client.create_automation(core)
         return "registered"
-    names = set(AutomationCore.model_fields)
-    if found[0].model_dump(mode="json", include=names) == core.model_dump(mode="json"):
+    # As Python: in JSON a set has another order each time.
+    if found[0].model_dump(include=set(AutomationCore.model_fields)) == core.model_dump():
         return ""
     client.update_automation(found[0].id, core)
     return "changed"
