@@ -12,6 +12,7 @@ is named in the manifest). Anything else is reported with the reason and made ag
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import time
@@ -277,22 +278,35 @@ class Store:
         return sorted((self.root / ".incoming").glob(f"{OUT}*")) + sorted(aside)
 
     def remove_stale(self, older_than: float = 24 * 3600.0) -> list[Path]:
-        """Remove what crashed writers left behind more than `older_than` seconds ago.
+        """Remove what crashed writers left behind.
 
-        What was withdrawn is removed at any age: nobody finds it again.
+        A writer holds its key's lock for as long as its folder is there: where nobody holds it, the
+        writer is dead. A folder without such a lock goes when it is more than `older_than` seconds
+        old, and what was withdrawn at any age: nobody finds it again.
         """
         removed = []
         now = time.time()
         for path in (self.root / ".incoming").glob("*"):
-            withdrawn = path.name.startswith(OUT)
             try:
-                stale = withdrawn or now - path.stat().st_mtime > older_than
+                old = now - path.stat().st_mtime > older_than
             except OSError:  # its writer has just ended
                 continue
-            if stale:
+            if old or path.name.startswith(OUT) or self._writer_is_dead(path):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
         return removed
+
+    def _writer_is_dead(self, incoming: Path) -> bool:
+        """Whether the key that a folder of `.incoming` was made for is known, and nobody's now."""
+        name = glob.escape(incoming.name.rpartition("-")[0])
+        for lock in (self.root / ".locks").glob(f"{name}*.lock"):
+            try:
+                with FileLock(lock, timeout=0):
+                    # Found by name before it was asked for: its writer may have ended in between.
+                    return incoming.exists()
+            except Timeout:
+                return False
+        return False
 
     # -- parts -----------------------------------------------------------------------------
 

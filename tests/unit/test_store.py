@@ -186,6 +186,38 @@ def test_two_processes_make_one_key_once(shelf: Store, tmp_path: Path) -> None:
     assert len(log.read_text().splitlines()) == 1
 
 
+def _begin_and_die(root: Path) -> None:
+    def produce(folder: Path) -> dict[str, object]:
+        (folder / "half").write_text("half")
+        os._exit(9)
+
+    Store(root).make(a_stage(), produce, {})
+
+
+def test_a_dead_writers_folder_goes_with_the_next_run_a_live_ones_stays(shelf: Store) -> None:
+    context = multiprocessing.get_context("fork")
+    writer = context.Process(target=_begin_and_die, args=(shelf.root,))
+    writer.start()
+    writer.join(30)
+    assert writer.exitcode == 9
+    (left,) = (shelf.root / ".incoming").iterdir()
+    found: list[list[Path]] = []
+
+    def produce(folder: Path) -> dict[str, object]:
+        (folder / "whole").write_text("whole")
+        # Another run of this machine begins while this one writes.
+        looking = context.Process(target=lambda: os._exit(len(Store(shelf.root).remove_stale())))
+        looking.start()
+        looking.join(30)
+        assert looking.exitcode == 0, "what is being written was removed"
+        found.append(list((shelf.root / ".incoming").iterdir()))
+        return {}
+
+    assert shelf.remove_stale() == [left]
+    shelf.make(a_stage(), produce, {})
+    assert len(found[0]) == 1
+
+
 def test_what_a_crashed_writer_left_is_never_seen_and_is_removed_when_stale(shelf: Store) -> None:
     left = shelf.root / ".incoming" / "lora-123"
     left.mkdir(parents=True)
