@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -284,6 +285,8 @@ def main() -> None:
     except PilotageError as error:
         for line in str(error).splitlines():
             print(f"pilotage: {line}", file=sys.stderr)
+        if error.exit_status == EXIT_INFRASTRUCTURE:
+            _tell_full_disk()
         sys.exit(error.exit_status)
     except BaseException as error:
         # What Prefect raises while it is being stopped hides the reason: somebody asked for it.
@@ -294,10 +297,7 @@ def main() -> None:
         if service or isinstance(error, OSError):
             # A full disk, a server or database that went away: the machine's, not a bug.
             print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
-            free = shutil.disk_usage(settings().home).free
-            if free < FULL_DISK:
-                where = f"PILOTAGE_HOME={settings().home}"
-                print(f"pilotage: {where} has {free >> 20} MiB left: make room", file=sys.stderr)
+            _tell_full_disk()
             sys.exit(EXIT_INFRASTRUCTURE)
         if isinstance(error, SystemExit):
             raise
@@ -308,6 +308,16 @@ def main() -> None:
 
 FULL_DISK = 100 << 20
 """Bytes. With less than this left, the disk is named as the likely cause of a fault."""
+
+
+def _tell_full_disk() -> None:
+    """A process that could not write its log says nothing else."""
+    with suppress(OSError):
+        free = shutil.disk_usage(settings().home).free
+        if free < FULL_DISK:
+            where = f"PILOTAGE_HOME={settings().home}"
+            print(f"pilotage: {where} has {free >> 20} MiB left: make room", file=sys.stderr)
+
 
 _stopped_by: list[int] = []
 
