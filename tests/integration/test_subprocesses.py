@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+import tasks.engines.guards
 from registry.errors import InfrastructureError
 from registry.settings import CHECKOUT, settings
+from tasks.engines.guards import SHORTEST_GRACE, grace
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, end_leftovers, run_job, wait_until
 
@@ -172,29 +174,83 @@ def test_a_server_started_by_hand_survives(stubborn: Stubborn, tmp_path: Path) -
         by_hand.wait()
 
 
-def test_leftovers_of_a_crashed_owner_are_ended_by_the_next_run(
-    stubborn: Stubborn, tmp_path: Path
-) -> None:
-    owner = (
+def owner_of(stubborn: Stubborn) -> subprocess.Popen[bytes]:
+    """A process of ours that starts a tree and does nothing more."""
+    code = (
         "import sys, time; from pathlib import Path\n"
         "from tasks.engines.subprocesses import ProcessTree\n"
         f"tree = ProcessTree({stubborn.command!r}, log=Path({str(stubborn.log)!r}))\n"
         "tree.start()\n"
         "time.sleep(600)\n"
     )
-    crashed = subprocess.Popen([sys.executable, "-c", owner], cwd=CHECKOUT)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=CHECKOUT)
+
+
+def guards() -> list[psutil.Process]:
+    """The guards of this test's home."""
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if str(settings().run_dir) in " ".join(one.info["cmdline"] or [])
+    ]
+
+
+def test_a_tree_ends_with_its_killed_owner(stubborn: Stubborn) -> None:
+    owner = owner_of(stubborn)
     try:
         stubborn.wait()
         assert end_leftovers() == [], "the owner lives: nothing is a leftover"
         assert stubborn.alive() == ["front", "engine"]
+        (guard,) = guards()
+        assert guard.memory_info().rss < 4e6
+        assert guard.pid not in {one.pid for one in psutil.Process(owner.pid).children(True)}
     finally:
-        crashed.kill()
-        crashed.wait()
+        owner.kill()  # and nobody waits for it: a zombie is dead
+    assert wait_until(lambda: stubborn.alive() == [], 60, every=0.05)
+    assert stubborn.refused_at is not None, "the engine was asked politely first"
+    assert wait_until(lambda: notes() == [] and guards() == [], 10, every=0.05)
+    owner.wait()
+
+
+def test_what_a_killed_owner_and_its_killed_guard_left_the_next_run_ends(
+    stubborn: Stubborn,
+) -> None:
+    owner = owner_of(stubborn)
+    try:
+        stubborn.wait()
+        for guard in guards():
+            guard.kill()
+    finally:
+        owner.kill()
+        owner.wait()
     assert stubborn.alive() == ["front", "engine"], "it outlived its owner"
     assert set(end_leftovers()) == set(stubborn.pids.values())
     assert stubborn.alive() == []
     assert notes() == []
     assert end_leftovers() == []
+
+
+def test_a_guard_is_dismissed_by_a_proper_end(stubborn: Stubborn) -> None:
+    with ProcessTree(stubborn.command, log=stubborn.log):
+        stubborn.wait()
+        assert len(guards()) == 1
+    assert wait_until(lambda: guards() == [], 10, every=0.05)
+
+
+def test_a_stop_has_one_grace_for_all_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.engines.guards, "_stop_began", None)
+    assert grace() == GRACE
+    try:
+        raise ValueError
+    except ValueError:
+        assert grace() == GRACE, "a fault is no stop"
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert 0 < grace() <= GRACE
+        monkeypatch.setattr(tasks.engines.guards, "_stop_began", time.monotonic() - 60)
+        assert grace() == SHORTEST_GRACE, "nothing is left of it"
+    assert grace() == GRACE
 
 
 def test_a_note_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
