@@ -52,7 +52,7 @@ def finished(faults_root: Path) -> Holdings:
     world = World(faults_root)
     kept = faults_root / "finished"
     if kept.exists():
-        _copy(kept, world.home)
+        copy_home(kept, world.home)
     else:
         shutil.rmtree(world.home, ignore_errors=True)
         world.release()
@@ -62,7 +62,7 @@ def finished(faults_root: Path) -> Holdings:
     world.no_process_left()
     shutil.rmtree(kept, ignore_errors=True)
     world.home.rename(kept)
-    _copy(kept, world.home)
+    copy_home(kept, world.home)
     return holdings(world)
 
 
@@ -70,12 +70,12 @@ def finished(faults_root: Path) -> Holdings:
 def world(finished: Holdings, faults_root: Path) -> Iterator[World]:
     """A copy of the finished home, at the place where it was made."""
     made = World(faults_root)
-    _copy(faults_root / "finished", made.home)
+    copy_home(faults_root / "finished", made.home)
     yield made
     made.stop_all()
 
 
-def _copy(kept: Path, home: Path) -> None:
+def copy_home(kept: Path, home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(kept, home, symlinks=True)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.audit import Holdings, check_whole
-from tests.faults.conftest import Tell
+from tests.faults.conftest import Tell, copy_home
 from tests.faults.world import Run, World, until
 
 pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -26,14 +26,34 @@ SERVER = r"vllm\.entrypoints\.cli\.main serve"
 
 @dataclass
 class Ladder:
+    """A home and the run in it that is to be killed next."""
+
     world: World
     run: Run
+
+    def check_end(self, finished: Holdings) -> None:
+        """The last run ends the release, and the home is as if nothing had happened."""
+        assert self.run.end() == 0, self.run.text[-5000:]
+        assert self.run.document["champion"]["version"] == 1
+        assert self.world.release().made == []
+        check_whole(self.world, finished)
 
 
 @pytest.fixture(scope="module")
 def ladder(finished: Holdings, faults_root: Path) -> Iterator[Ladder]:
+    """From an empty home, stage by stage."""
     world = World(faults_root)
     shutil.rmtree(world.home)
+    yield Ladder(world, world.start())
+    world.stop_all()
+
+
+@pytest.fixture(scope="module")
+def publishing(finished: Holdings, faults_root: Path) -> Iterator[Ladder]:
+    """Every stage is there, and nothing is recorded."""
+    world = World(faults_root)
+    copy_home(faults_root / "finished", world.home)
+    world.unregister()
     yield Ladder(world, world.start())
     world.stop_all()
 
@@ -94,6 +114,9 @@ RUNGS = {
     "latency": in_stage("latency bf16", "vllm_bench_main", 8.0),
     "quantize": in_stage("quantize w8a8_tiny", r"engines\.compressor"),
     "draft": in_stage("draft w8a8_tiny", "speculators_train|vllm_states"),
+}
+
+RECORDING = {
     "record-stages": when_there(
         "record: stage runs", "mlartifacts/tiny-assistant/*/artifacts/*", REGISTERED, REGISTERED
     ),
@@ -116,9 +139,32 @@ RUNGS = {
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_flow_killed(ladder: Ladder, tell: Tell, name: str) -> None:
-    """`kill -9` of the flow"""
-    world, run, rung = ladder.world, ladder.run, RUNGS[name]
+def test_killed_in_a_stage(ladder: Ladder, tell: Tell, name: str) -> None:
+    """`kill -9` of the flow in a stage"""
+    kill_flow(ladder, RUNGS[name], name, tell)
+
+
+def test_after_the_kills_in_all_stages(ladder: Ladder, finished: Holdings, tell: Tell) -> None:
+    """The release that was killed in every stage ends as an undisturbed one"""
+    ladder.check_end(finished)
+    tell_of_all(tell, RUNGS, finished)
+
+
+@pytest.mark.parametrize("name", RECORDING)
+def test_killed_while_recorded(publishing: Ladder, tell: Tell, name: str) -> None:
+    """`kill -9` of the flow while it records and promotes"""
+    kill_flow(publishing, RECORDING[name], name, tell)
+
+
+def test_after_the_kills_while_recorded(publishing: Ladder, finished: Holdings, tell: Tell) -> None:
+    """The release that was killed while it recorded and promoted ends as an undisturbed one"""
+    publishing.check_end(finished)
+    tell_of_all(tell, RECORDING, finished)
+
+
+def kill_flow(ladder: Ladder, rung: Rung, name: str, tell: Tell) -> None:
+    """Kill the run there, start the next one, and see it do what the first one did not."""
+    world, run = ladder.world, ladder.run
     tell(fault=f"flow killed in {name}", caused="`kill -9` of the flow's process", stage=rung.stage)
     rung.wait(world, run)
     status = run.kill()
@@ -140,15 +186,9 @@ def test_flow_killed(ladder: Ladder, tell: Tell, name: str) -> None:
     )
 
 
-def test_after_all_kills(ladder: Ladder, finished: Holdings, tell: Tell) -> None:
-    """The release that was killed in every stage ends as an undisturbed one"""
-    assert ladder.run.end() == 0, ladder.run.text[-5000:]
-    assert ladder.run.document["champion"]["version"] == 1
-    second = ladder.world.release()
-    assert second.made == []
-    check_whole(ladder.world, finished)
+def tell_of_all(tell: Tell, rungs: dict[str, Rung], finished: Holdings) -> None:
     tell(
-        caused=f"all {len(RUNGS)} kills above, one home",
+        caused=f"the {len(rungs)} kills above, one home",
         stage="all",
         seen="one of everything: " + str(dict(finished.models)),
         status=0,
