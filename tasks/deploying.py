@@ -75,7 +75,7 @@ def deploy(own_api: str = "", file: Path | None = None) -> Deployed:
         if differing:
             _register({"name": raw["name"], "pull": raw.get("pull", []), "deployments": differing})
         _register_automations(client, automations, done)
-        done.changed |= notifications.register(client)
+        done.changed.update(notifications.register(client))
         known = [*automations, *read_automations(notifications.FILES)]
         _name_left(client, set(wanted), known, found.deployments, done)
         return done
