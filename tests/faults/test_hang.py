@@ -14,25 +14,27 @@ pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 FRONT = r"vllm\.entrypoints\.cli\.main serve"
 CORE = r"VLLM::EngineCor|EngineCore"
-START = {"PILOTAGE_ENGINE_START_TIMEOUT": "75"}
-WORK = {"PILOTAGE_STAGE_TIMEOUT": "75"}
+LIMIT = 150
+"""Seconds; a healthy start or measurement on a machine that others use must fit."""
+START = {"PILOTAGE_ENGINE_START_TIMEOUT": str(LIMIT)}
+WORK = {"PILOTAGE_STAGE_TIMEOUT": str(LIMIT)}
 
 HANGS = {
     "the HTTP front, starting": (
-        ("serving", "bf16"), FRONT, FRONT, START, "was not ready after 75 s",
+        ("serving", "bf16"), FRONT, FRONT, START, f"was not ready after {LIMIT} s",
     ),
     "the engine core, starting": (
         ("serving", "bf16"), CORE, CORE, START,
-        "was not ready after 75 s|answered /health but generated no token",
+        f"was not ready after {LIMIT} s|answered /health but generated no token",
     ),
     "the engine core, scored": (
-        ("accuracy", "bf16"), "lm_eval_run", CORE, WORK, "did not end within 75 s",
+        ("accuracy", "bf16"), "lm_eval_run", CORE, WORK, f"did not end within {LIMIT} s",
     ),
     "the HTTP front, scored": (
-        ("accuracy", "bf16"), "lm_eval_run", FRONT, WORK, "did not end within 75 s",
+        ("accuracy", "bf16"), "lm_eval_run", FRONT, WORK, f"did not end within {LIMIT} s",
     ),
     "the engine core, measured": (
-        ("latency", "bf16"), "vllm_bench_main", CORE, WORK, "within 75 s",
+        ("latency", "bf16"), "vllm_bench_main", CORE, WORK, f"in {LIMIT} s|no token",
     ),
 }  # fmt: skip
 
@@ -59,6 +61,6 @@ def test_vllm_hangs(world: World, finished: Holdings, tell: Tell, what: str) -> 
     assert world.release().made == []
     tell(
         fault=f"{what}, hangs", caused=f"SIGSTOP of pid {victim.pid}", stage=title,
-        seen=f"limit of 75 s ({next(iter(limits))}): {run.wait_for(message)}", status=0,
+        seen=f"limit of {LIMIT} s ({next(iter(limits))}): {run.wait_for(message)}", status=0,
         then="the same run ended it and went on with a new server",
     )  # fmt: skip
