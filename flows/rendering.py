@@ -101,7 +101,13 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
             f"  {name} is dominated by {', '.join(by)}"
             for name, by in outcome.selection.dominated.items()
         ]
-    if outcome.promoted is not None and outcome.champion is not None:
+    if outcome.awaits_approval is not None:
+        asked = f"{outcome.model}@{outcome.awaits_approval}"
+        lines += [
+            f"awaits approval: {asked}, in Prefect's form (deployment promote/on-candidate), or",
+            f'  pilotage promote {asked} --approve --reason "..."',
+        ]
+    elif outcome.promoted is not None and outcome.champion is not None:
         what = f"{outcome.model}@{outcome.champion.alias} is version {outcome.champion.version}"
         lines.append(f"promoted: {outcome.promoted}; {what}")
     elif outcome.champion is not None:
@@ -185,7 +191,7 @@ def validate_files(paths: Sequence[Path]) -> int:
             kind = content.get("kind")
             if not isinstance(kind, str) or kind not in kinds:
                 raise UserError.at(
-                    f"{file}: kind", f"is {kind!r}", f"one of {', '.join(sorted(kinds))}"
+                    f"{file}: kind", f"is {loader.cut(kind)}", f"one of {', '.join(sorted(kinds))}"
                 )
             loader.validate(content, kind, kinds[kind], source=str(file))
         except UserError as error:

@@ -149,7 +149,9 @@ def test_a_second_event_asks_nobody(
     assert state is not None and state.is_completed() and "is asked about already" in state.message
     # Withdrawn: the next one asks.
     client.set_flow_run_state(run.id, _cancelled())
-    suspended(client, started(client, deployment, f"{MODEL}@1"))
+    third = started(client, deployment, f"{MODEL}@1")
+    suspended(client, third)
+    client.set_flow_run_state(third.id, _cancelled())
 
 
 def test_a_yes_whose_run_died_is_used_when_it_is_run_again(
