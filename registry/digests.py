@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from registry.errors import UserError
+
+HASHERS = 16
+"""Threads that hash at most; more only wait for the disk."""
+
+WORTH_THREADS = 8 << 20
+"""Bytes below which threads take longer to start than they save."""
 
 
 def canonical_json(value: Any) -> str:
@@ -37,6 +44,20 @@ def digest_of_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def digests_of_files(paths: Sequence[Path]) -> list[str]:
+    """`digest_of_file` of each, in their order; big files beside each other.
+
+    hashlib and reading leave the interpreter to others, so a night that reuses everything reads
+    its weights as fast as cores and disk allow. Nothing is left out: only reading finds a bit that
+    a disk flipped. Raises `OSError` as reading does.
+    """
+    workers = min(HASHERS, len(os.sched_getaffinity(0)), len(paths))
+    if workers < 2 or sum(path.stat().st_size for path in paths) < WORTH_THREADS:
+        return [digest_of_file(path) for path in paths]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(digest_of_file, paths))
 
 
 def files_below(folder: Path) -> list[Path]:

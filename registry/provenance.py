@@ -169,6 +169,7 @@ def _git(*words: str) -> str:
     return answer.stdout.strip()
 
 
+@lru_cache(maxsize=64)
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from registry.artifacts import ArtifactRef, FileEntry, Manifest, Stage
-from registry.digests import digest_of_file, digest_of_listing, files_below
+from registry.digests import digest_of_listing, digests_of_files, files_below
 from registry.errors import InfrastructureError, UserError
 from registry.retention import Entry
 
@@ -183,11 +183,12 @@ class Store:
         files = incoming / "files"
         try:
             summary = produce(files)
+            written = files_below(files)
             listing = {
                 path.relative_to(files).as_posix(): FileEntry(
-                    size=path.stat().st_size, sha256=digest_of_file(path)
+                    size=path.stat().st_size, sha256=digest
                 )
-                for path in files_below(files)
+                for path, digest in zip(written, digests_of_files(written), strict=True)
             }
             if not listing:
                 raise InfrastructureError(f"stage {stage.title} wrote no file")
@@ -348,14 +349,17 @@ class Store:
         if set(present) != set(manifest.files):
             odd = sorted(set(present) ^ set(manifest.files))
             raise Absent(f"{name}: files differ from the manifest ({', '.join(odd[:3])})")
-        for relative, entry in manifest.files.items():
-            path = present[relative]
-            try:
-                same = path.stat().st_size == entry.size and digest_of_file(path) == entry.sha256
-            except FileNotFoundError:
-                raise Absent(f"{name}: removed while it was read") from None
-            if not same:
-                raise Absent(f"{name}: digest differs ({relative} was changed)")
+        try:
+            sizes = {one: path.stat().st_size for one, path in present.items()}
+            changed = [one for one, entry in manifest.files.items() if sizes[one] != entry.size]
+            if not changed:
+                digests = digests_of_files([present[one] for one in manifest.files])
+                pairs = zip(manifest.files.items(), digests, strict=True)
+                changed = [one for (one, entry), digest in pairs if digest != entry.sha256]
+        except FileNotFoundError:
+            raise Absent(f"{name}: removed while it was read") from None
+        if changed:
+            raise Absent(f"{name}: digest differs ({changed[0]} was changed)")
         return manifest
 
     @staticmethod

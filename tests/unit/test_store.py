@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import shutil
@@ -225,3 +226,30 @@ def test_what_a_crashed_writer_left_is_never_seen_and_is_removed_when_stale(shel
     os.utime(left, (1, 1))
     assert shelf.remove_stale(older_than=3600) == [left]
     assert not left.exists()
+
+
+def test_a_flipped_bit_is_found_also_where_files_are_hashed_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.digests.WORTH_THREADS", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
+    names = [f"{number}.safetensors" for number in range(6)]
+
+    def produce(folder: Path) -> dict[str, Any]:
+        for name in names:
+            (folder / name).write_bytes(name.encode() * 100)
+        return {}
+
+    store = Store(tmp_path)
+    stage = Stage(name="weights", version=1)
+    made = store.make(stage, produce, {})
+    files = store.manifest(made).files
+    assert {name: files[name].sha256 for name in names} == {
+        name: hashlib.sha256(name.encode() * 100).hexdigest() for name in names
+    }
+    assert store.find(stage).digest == made.digest
+    content = bytearray((made.path / names[4]).read_bytes())
+    content[50] ^= 1
+    (made.path / names[4]).write_bytes(bytes(content))
+    with pytest.raises(Absent, match=r"digest differs \(4.safetensors was changed\)"):
+        store.find(stage)
