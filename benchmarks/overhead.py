@@ -6,7 +6,7 @@ Runs the release in this process, as `pilotage release` does, with a clock aroun
 Every second of the run belongs to one row: that of the innermost call it was spent in. The
 `engine` rows are processes of `run_job`, the start and the answers of a served engine, and load
 tests, by stage; all others are orchestration. `prefect start` is Prefect's own: its import and the
-start of its temporary server.
+start of its temporary server. Waiting for a device that another run holds is neither.
 
 Prints a table and one JSON line. Times are those of this machine now; ratios are the result.
 """
@@ -66,6 +66,7 @@ CALLS = {
         "tasks.reporting:report_details",
         "registry.report:write_report",
     ],
+    "other runs' turn": ["tasks.devices:_wait_for"],
     "judging": ["tasks.judging:judge_candidates"],
     "pages in prefect": ["tasks.run_pages:show_release"],
 }
@@ -213,7 +214,8 @@ def measure(recipe: str, overrides: Sequence[str], in_turn: bool) -> dict[str, A
     wall = time.monotonic() - started
     rows = {name: round(seconds, 2) for name, seconds in sorted(clock.seconds.items())}
     engine, start = rows.get("engine", 0.0), rows.get("prefect start", 0.0)
-    orchestration = wall - engine - start
+    waited = rows.get("other runs' turn", 0.0)
+    orchestration = wall - engine - start - waited
     return {
         "recipe": outcome.name,
         "verdict": outcome.verdict.value,
@@ -222,6 +224,7 @@ def measure(recipe: str, overrides: Sequence[str], in_turn: bool) -> dict[str, A
         "wall_s": round(wall, 2),
         "engine_s": engine,
         "prefect_start_s": start,
+        "waited_s": waited,
         "orchestration_s": round(orchestration, 2),
         "orchestration_share": round(orchestration / wall, 4),
         "rows": rows,

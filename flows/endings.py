@@ -80,6 +80,10 @@ def told(body: Callable[[R], Ended[T]]) -> Callable[[R], T]:
                 # Returned, not raised: Prefect would make a page of traceback its message.
                 state: Any = Failed(name=REFUSED if refused else FAILED, message=message)
                 state.data = error
+            except BaseException:
+                # Cancelled or ended by a signal: whoever did it waits, so this is all that is said.
+                ends(run_pages.stopped(), False)
+                raise
             else:
                 ends(end.message, True)
                 if end.refused:

@@ -169,6 +169,13 @@ def show_failure(key: str, message: str, error: BaseException) -> None:
     )
 
 
+def stopped() -> str:
+    """Of a run that was told to end: what it was at, and where that was logged."""
+    mark = run_log.mark()
+    logs = f"; log {', '.join(map(str, mark.files))}" if mark.files else ""
+    return f"stopped while at {mark.doing}{logs}"
+
+
 def failure_page(doing: str, message: str, ends: Mapping[Path, str]) -> str:
     """Pure."""
     lines = ["## What failed", "", f"While it was at: **{escaped(doing)}**", "", fenced(message)]

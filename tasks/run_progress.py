@@ -27,7 +27,7 @@ EVERY = 15.0
 BETWEEN = 2.0
 """Seconds between two updates at least: a night that reuses everything passes in few of them."""
 
-LAST_UPDATE = 10.0
+LAST_UPDATE = 5.0
 """Seconds that the end of a run waits for its last update."""
 
 MOST = 99.0

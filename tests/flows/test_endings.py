@@ -121,12 +121,12 @@ def test_a_run_that_is_stopped_never_shows_its_whole_progress() -> None:
         raise SystemExit(130)
 
     with pytest.raises(SystemExit):
-        flow(name="told", flow_run_name="stopped")(told(body))(Request())
+        flow(name="told", flow_run_name="cancelled")(told(body))(Request())
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(
-            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["stopped-progress"]}})
+            artifact_filter=ArtifactFilter.model_validate({"key": {"any_": ["cancelled-progress"]}})
         )
-    assert [(one.data, one.description) for one in found] == [(0.0, "stopped before its end")]
+    assert [(one.data, one.description) for one in found] == [(0.0, "stopped while at cancelled")]
 
 
 def test_an_inner_flow_ends_for_itself_and_its_error_is_its_callers() -> None:
