@@ -136,6 +136,8 @@ def _save(url: str, payload: dict[str, Any]) -> None:
         name="pilotage",
         url="{{" + _SECRET + "}}",
         json_data=payload,
+        headers=None,
+        cookies=None,
         secrets=SecretDict({_SECRET: url}),
     ).save(BLOCK, overwrite=True)
 
