@@ -10,6 +10,7 @@ from flows.console import Json, show
 
 if TYPE_CHECKING:
     from tasks.pruning import Pruned
+    from tasks.shared_pruning import SharedPruned
 
 
 def prune(
@@ -17,6 +18,9 @@ def prune(
         int, typer.Option(min=1, max=36_500, help="Runs and bundles younger than this stay.")
     ] = 30,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="In the store that machines share (and only there).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Remove from the store what no alias, ledger line or recent run refers to."""
@@ -24,6 +28,12 @@ def prune(
     from tasks.pruning import prune as remove
 
     configure_logging()
+    if shared:
+        from tasks.shared_pruning import prune_shared
+
+        pruned = prune_shared(days, yes=yes)
+        show(pruned.document if as_json else shared_text(pruned), as_json)
+        return
     done = remove(days, yes=yes)
     show(done.document if as_json else prune_text(done), as_json)
 
@@ -61,6 +71,28 @@ def prune_text(done: Pruned) -> str:
         lines.append(
             f"Nothing was removed. `pilotage prune --days {done.days} --yes` removes {count} "
             f"entries, {size_text(total)}."
+        )
+    return "\n".join(lines)
+
+
+def shared_text(done: SharedPruned) -> str:
+    """Why entries stay, which ones go, and what belongs to none."""
+    from tasks.pruning import reasons_of
+
+    lines = [f"{len(done.entries)} entries at {done.url}; these stay, each with its lineage:"]
+    lines += [f"  {count:>5}  {reason}" for reason, count in reasons_of(done.plan.keep).items()]
+    lines += [f"  stays: {stage}/{key[:12]} (used meanwhile)" for stage, key in done.stayed]
+    lines += ["", f"{'Removed' if done.done else 'Would go'}:"]
+    lines += [
+        f"  {entry.stage}/{entry.key[:12]}  {size_text(entry.size):>9}  "
+        f"last used {entry.used_at:%Y-%m-%d}  {entry.label}".rstrip()
+        for entry in done.removed
+    ]
+    count = sum(len(names) for names in done.leftovers.values())
+    lines.append(f"  {count} files of no entry, {size_text(done.leftover_bytes)}")
+    if not done.done:
+        lines.append(
+            f"Nothing was removed. `pilotage prune --shared --days {done.days} --yes` removes it."
         )
     return "\n".join(lines)
 

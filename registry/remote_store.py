@@ -20,7 +20,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -83,7 +83,7 @@ class RemoteStore:
     def newest(self, stage: str, key: str) -> Shared | None:
         """The entry of a key, and a mark that somebody asked for it; None where there is none."""
         listing = self._ask("list", lambda: self._listing(stage, key))
-        number = _highest(listing)
+        number = newest_number(listing)
         if not number:
             return None
         used = listing.get(USED)
@@ -219,6 +219,11 @@ class RemoteStore:
             return None
         return _manifest(text, stage, key)
 
+    def used_at(self, stage: str, key: str) -> datetime:
+        """When a machine last asked for an entry; long ago where none did."""
+        used = self._ask("list", lambda: self._listing(stage, key)).get(USED)
+        return _time(used) if used is not None else datetime.min.replace(tzinfo=UTC)
+
     def remove(self, stage: str, key: str, names: list[str]) -> None:
         """Delete objects of a key, manifests first: without them there is no entry."""
         for name in sorted(names, key=lambda name: (not _NUMBERED.fullmatch(name), name)):
@@ -340,7 +345,8 @@ def _stays_inside(name: str) -> bool:
     )
 
 
-def _highest(names: Mapping[str, Any]) -> int:
+def newest_number(names: Iterable[str]) -> int:
+    """The highest number among the names below a key; 0: no manifest."""
     return max((int(m[1]) for name in names if (m := _NUMBERED.fullmatch(name))), default=0)
 
 

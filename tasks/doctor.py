@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from recipes import loader
 from recipes.schema import QuantizeRecipe, Sampling
 from registry.artifacts import ArtifactRef, Stage
-from registry.errors import Infeasible, InfrastructureError
+from registry.errors import Infeasible, InfrastructureError, UserError
 from registry.provenance import (
     UNPACKED,
     engine_tools,
@@ -33,6 +33,7 @@ from registry.provenance import (
     provenance,
     tools,
 )
+from registry.remote_store import RemoteStore
 from registry.settings import CHECKOUT, settings
 from registry.store import Absent, Store
 from tasks.devices import exclusive
@@ -105,7 +106,7 @@ def examine() -> list[Check]:
         checks.append(
             Check(area="serve", name="python", found=serve, state="problem", remedy=remedy)
         )
-    return [*checks, *_machine()]
+    return [*checks, *_machine(), *_shared_store()]
 
 
 def _kind() -> str:
@@ -266,6 +267,35 @@ def _machine() -> list[Check]:
             right=disk.free >= NEEDED_DISK,
             remedy="export PILOTAGE_HOME=/a/folder/on/a/larger/disk",
         ),
+    ]
+
+
+def _shared_store() -> list[Check]:
+    """Whether the store that machines share can be written, read and deleted from here."""
+    url = settings().store_url
+    if not url:
+        return []
+    try:
+        flaw = RemoteStore(url, patience=10.0).probe()
+    except (UserError, InfrastructureError) as error:
+        problem = error.problems[0] if isinstance(error, UserError) else None
+        return [
+            _check(
+                "machine",
+                "shared store",
+                problem.what if problem else str(error),
+                right=False,
+                remedy=problem.remedy if problem else "curl the endpoint, mount the folder",
+            )
+        ]
+    return [
+        _check(
+            "machine",
+            "shared store",
+            f"{url} {flaw or 'can be written and read'}",
+            right=not flaw,
+            remedy="use one that can: two machines could write over each other",
+        )
     ]
 
 

@@ -117,9 +117,9 @@ def prune(days: int = DAYS, *, yes: bool = False) -> Pruned:
             "there is no registry that says what is referred to",
             "put its backup in place, or run `pilotage release`",
         )
-    with _alone(), ExitStack() as held:
+    with alone() as held:
         if yes:
-            _no_alias_moves(held)
+            no_alias_moves(held)
         now = datetime.now(UTC)
         since = now - timedelta(days=days)
         entries, unreadable = store.entries()
@@ -282,7 +282,8 @@ def _remembered(file: Path) -> Bundle | None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[ExitStack]:
+    """No other prune of this home meanwhile; what is entered into the stack is left at the end."""
     locks = settings().home / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     lock = FileLock(locks / "prune.lock", timeout=0)
@@ -291,7 +292,8 @@ def _alone() -> Iterator[None]:
     except Timeout:
         raise InfrastructureError("another prune is running in this home") from None
     try:
-        yield
+        with ExitStack() as held:
+            yield held
     finally:
         lock.release()
 
@@ -303,7 +305,7 @@ def _models() -> list[str]:
     return sorted({*models, *Ledger(settings().ledger_uri).models()})
 
 
-def _no_alias_moves(held: ExitStack) -> None:
+def no_alias_moves(held: ExitStack) -> None:
     """Hold every model's lock, so that nothing is promoted between asking and removing."""
     ledger = Ledger(settings().ledger_uri)
     for model in _models():
