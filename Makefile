@@ -79,7 +79,7 @@ test: env
 
 # PILOTAGE_FAULTS_ROOT=... keeps the finished home and the rows for the next time.
 faults: env
-	PILOTAGE_FAULTS_TABLE=docs/reliability.md $(PY) -m pytest tests/faults -m fault -v $(FAULTS)
+	PILOTAGE_FAULTS_TABLE=docs/reliability.md $(PY) -m pytest tests/faults -v $(FAULTS)
 
 unit: env
 	$(PY) -m pytest tests/unit

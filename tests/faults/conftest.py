@@ -27,9 +27,12 @@ _ALL = pytest.StashKey[list[tuple[str, str]]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Before any is deselected: the table names what was not run.
-    config.stash[_ALL] = [
-        (item.nodeid, _first_line(item)) for item in items if item.get_closest_marker("fault")
-    ]
+    config.stash[_ALL] = [(item.nodeid, _first_line(item)) for item in items if _is_fault(item)]
+
+
+def _is_fault(item: pytest.Item) -> bool:
+    """All of this folder: the light ones run in `make test` too and carry no marker."""
+    return Path(__file__).parent in item.path.parents
 
 
 def _first_line(item: pytest.Item) -> str:
@@ -101,7 +104,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, Any, None]:
     outcome = yield
     report = outcome.get_result()
-    if call.when != "call" or not item.get_closest_marker("fault") or report.skipped:
+    if call.when != "call" or not _is_fault(item) or report.skipped:
         return
     words: dict[str, Any] = {}
     for name, value in item.user_properties:

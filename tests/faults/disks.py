@@ -15,25 +15,34 @@ BALLAST = "ballast"
 
 
 @contextmanager
+def mounted(folder: Path, mebibytes: int) -> Iterator[None]:
+    """An empty tmpfs at an empty folder. Skips the test where that is not allowed."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "pilotage-faults", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
 def small_disk(home: Path, mebibytes: int) -> Iterator[None]:
     """Mount a tmpfs at `home` with what lay there; what it holds at the end lies there again."""
     aside = home.with_name("aside")
     shutil.rmtree(aside, ignore_errors=True)
     home.rename(aside)
     home.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "pilotage-faults", str(home)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        home.rmdir()
-        aside.rename(home)
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
     try:
-        shutil.copytree(aside, home, symlinks=True, dirs_exist_ok=True)
-        yield
+        with mounted(home, mebibytes):
+            shutil.copytree(aside, home, symlinks=True, dirs_exist_ok=True)
+            try:
+                yield
+            finally:
+                shutil.rmtree(aside)
+                shutil.copytree(home, aside, symlinks=True)
     finally:
-        shutil.rmtree(aside)
-        shutil.copytree(home, aside, symlinks=True)
-        subprocess.run(["umount", "-l", str(home)], check=True)
         home.rmdir()
         aside.rename(home)
 
