@@ -1,0 +1,201 @@
+"""Services that outlive the command which started them, on small servers of Python's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from flows import prefect_home
+from registry.errors import InfrastructureError, UserError
+from registry.settings import settings
+from tasks import services as module
+from tasks.engines.ports import free_port, listener
+from tasks.engines.subprocesses import identity
+from tasks.service_notes import SERVER, Note, read_note, services_dir, write_note
+from tasks.services import Service, down, up
+
+WEB = """
+import http.server, sys
+http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind="127.0.0.1")
+"""
+CHILD = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
+
+
+def web(name: str, port: int) -> Service:
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-c", WEB, str(port)]
+    return Service(
+        name, command, lambda note: module._answers(url), port, url, setting="PILOTAGE_MLFLOW_PORT"
+    )
+
+
+def worker(pool: str) -> Service:
+    """With a child, and no port of its own."""
+    command = [sys.executable, "-c", CHILD]
+    return Service(module.worker_name(pool), command, lambda note: len(children(note.pid)) == 1)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Service]]:
+    """A server, a worker and MLflow, of which nothing is left after the test."""
+    wanted = [web(SERVER, free_port()), worker("cpu"), web(module.MLFLOW, free_port())]
+    monkeypatch.setattr(module, "services", lambda own_api="": wanted)
+    monkeypatch.setattr("tasks.bundles.tracker", lambda: type("Tracker", (), {"client": None}))
+    yield wanted
+    down()
+
+
+def test_up_starts_once_starts_again_what_died_and_down_ends_all(machine: list[Service]) -> None:
+    first = {one.name: one for one in up()}
+    assert [one.what for one in first.values()] == ["started"] * 3
+    assert [one.what for one in up()] == ["runs already"] * 3
+    grandchild = children(first["worker-cpu"].pid or 0)[0].pid
+
+    os.kill(first["worker-cpu"].pid or 0, signal.SIGKILL)
+    os.kill(first[SERVER].pid or 0, signal.SIGKILL)
+    wait_for(lambda: not alive(first[SERVER].pid or 0))
+    second = {one.name: one for one in up()}
+    assert {name: one.what for name, one in second.items()} == {
+        SERVER: "started again",
+        "worker-cpu": "started again",
+        module.MLFLOW: "runs already",
+    }
+    # A run goes on without the worker that started it, and `down` still knows it.
+    assert alive(grandchild)
+
+    pids = [one.pid or 0 for one in second.values()] + [grandchild]
+    ended = down()
+    assert not [pid for pid in pids if alive(pid)]
+    assert [line.partition(":")[0] for line in ended] == ["worker-cpu", SERVER, module.MLFLOW]
+    assert down() == []
+    assert sorted(path.name for path in services_dir().iterdir()) == ["lock"]
+
+
+def test_a_port_of_somebody_else_is_named_before_anything_is_started(
+    machine: list[Service],
+) -> None:
+    with socket.socket() as somebody:
+        port = machine[2].port
+        somebody.bind(("127.0.0.1", port or 0))
+        somebody.listen()
+        with pytest.raises(UserError) as error:
+            up()
+    (problem,) = error.value.problems
+    assert problem.where == f"port {port}"
+    assert f"process {os.getpid()} (" in problem.what
+    assert problem.remedy == "end that process, or set PILOTAGE_MLFLOW_PORT to a free port"
+    assert read_note(SERVER) is None
+
+
+def test_what_was_half_started_is_ended_again(machine: list[Service]) -> None:
+    broken = [sys.executable, "-c", "print('no such table'); raise SystemExit(3)"]
+    machine[2] = replace(machine[2], command=broken)
+    with pytest.raises(
+        InfrastructureError, match=r"mlflow ended with status 3(.|\n)*no such table"
+    ):
+        up()
+    assert [read_note(one.name) for one in machine] == [None, None, None]
+    assert listener(machine[0].port or 0) == ""
+
+
+def test_down_leaves_the_process_that_has_the_id_now(machine: list[Service]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        try:
+            found = identity(stranger.pid)
+            assert found is not None
+            log = str(settings().logs_dir / "x.log")
+            write_note(Note(SERVER, stranger.pid, int(found["start"]) - 1, "0" * 32, log))
+            assert down() == [f"{SERVER}: was not running any more; what it left was ended"]
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_commands_use_the_server_that_runs(
+    machine: list[Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    for name in ("PREFECT_HOME", "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    assert prefect_home.running_server() == ""
+    server = next(one for one in up() if one.name == SERVER)
+    prefect_home.prepare_prefect()
+    assert os.environ["PREFECT_API_URL"] == f"{server.url}/api"
+
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
+    prefect_home.prepare_prefect()
+    assert os.environ["PREFECT_API_URL"] == "https://prefect.example/api"
+
+    monkeypatch.delenv("PREFECT_API_URL")
+    os.kill(server.pid or 0, signal.SIGKILL)
+    wait_for(lambda: not alive(server.pid or 0))
+    said: list[str] = []
+    monkeypatch.setattr(
+        "tasks.progress.LOG.warning", lambda text, *values: said.append(text % values)
+    )
+    prefect_home.prepare_prefect()
+    assert "PREFECT_API_URL" not in os.environ
+    assert f"(process {server.pid}) has died: not used" in said[0]
+
+
+def test_secrets_reach_workers_only(
+    machine: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_TEACHER_API_KEY", "planted-key")
+    machine[1] = replace(machine[1], with_secrets=True)
+    for one in up():
+        environment = psutil.Process(one.pid).environ()
+        assert ("planted-key" in environment.values()) == (one.name == "worker-cpu")
+
+
+def test_the_real_services_listen_here_only_and_name_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", "postgresql://me:planted-word@db/mlflow")
+    settings.cache_clear()
+    found = {one.name: one for one in module.services()}
+    assert list(found) == [SERVER, "worker-cpu", "worker-gpu", module.MLFLOW]
+    for name in (SERVER, module.MLFLOW):
+        words = found[name].command
+        assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert not [word for one in found.values() for word in one.command if "planted-word" in word]
+    assert not [one.name for one in found.values() if one.with_secrets and one.port]
+
+
+def test_servers_of_the_users_own_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", "http://mlflow.example")
+    settings.cache_clear()
+    found = {one.name: one for one in module.services("https://prefect.example/api")}
+    assert list(found) == ["worker-cpu", "worker-gpu"]
+    assert found["worker-gpu"].env["PREFECT_API_URL"] == "https://prefect.example/api"
+
+
+def wait_for(condition: object) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
