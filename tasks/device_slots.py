@@ -66,8 +66,8 @@ class Slot:
                 if self._lease is not None and _renewed(client, self._lease):
                     return
                 self._lease = self._take(client)
-                for note in self._noted:
-                    note(str(self._lease))
+            for note in self._noted:
+                note(str(self._lease))
         except (httpx.HTTPError, OSError) as error:
             LOG.warning(
                 "Prefect does not give the slot %s (%s: %s); the device is held by its file lock",
@@ -122,14 +122,28 @@ class Slot:
             )  # fmt: skip
 
 
+_clients: dict[str | None, tuple[Any, Any]] = {}
+"""By address: settings, and a client of our own. To make both anew took four times as long as the
+two requests that a stage needs."""
+
+
 @contextmanager
 def _client() -> Iterator[Any]:
+    """A client that does not try again by itself: the file lock holds meanwhile, and a stage does
+    not wait a minute for a server that is away."""
     from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.context import SettingsContext, get_settings_context
+    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
 
-    # The file lock holds meanwhile: a stage does not wait a minute for a server that is away.
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as one:
-        yield one
+    now = get_settings_context()
+    address = PREFECT_API_URL.value_from(now.settings)
+    known = _clients.get(address)
+    settings = known[0] if known else now.settings.copy_with_update({PREFECT_CLIENT_MAX_RETRIES: 0})
+    with SettingsContext(profile=now.profile, settings=settings):
+        if known is None:
+            # Entered and never left: it is closed with the process.
+            known = _clients[address] = (settings, get_client(sync_client=True).__enter__())
+        yield known[1]
 
 
 def _create(client: Any, name: str) -> None:
