@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -87,6 +88,7 @@ class Following:
         are shown nowhere."""
         self._log, self._environment = log, environment
         self._start = self._place = start
+        self._limit: int | None = None
         self._seen: set[str] = set()
         self.shown = self.left_out = 0
         self._done = Event()
@@ -94,6 +96,11 @@ class Following:
         run = contextvars.copy_context().run
         self._thread = Thread(target=run, args=(self._follow,), daemon=True, name=f"log {log.name}")
         self._thread.start()
+
+    def ends_here(self) -> None:
+        """What is written from now on is a process that does as it was told: it is not shown."""
+        with suppress(OSError):
+            self._limit = self._log.stat().st_size
 
     def close(self, failed: bool) -> None:
         """Show what was written since the last look; the last lines where the process failed."""
@@ -143,8 +150,9 @@ class Following:
     def _new_lines(self, at_end: bool = False) -> list[str]:
         with self._log.open("rb") as handle:
             size = os.fstat(handle.fileno()).st_size
+            size = size if self._limit is None else min(size, self._limit)
             handle.seek(max(self._place, size - READ))
-            content = handle.read(READ)
+            content = handle.read(max(0, size - handle.tell()))
             self._place = handle.tell()
         # A line that is being written is read with the next look.
         end = len(content) if at_end else content.rfind(b"\n") + 1

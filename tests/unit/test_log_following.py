@@ -96,6 +96,17 @@ def test_a_log_that_is_gone_harms_nobody(tmp_path: Path, shown: list[str]) -> No
     assert shown == []
 
 
+def test_what_a_server_says_of_being_ended_is_not_shown(tmp_path: Path, shown: list[str]) -> None:
+    log = tmp_path / "serve.log"
+    log.write_text("ready\n")
+    following = Following(log, 0, {})
+    following.ends_here()
+    with log.open("a") as out:
+        out.write("ERROR output_handler failed\n")
+    following.close(failed=False)
+    assert shown == ["ready"]
+
+
 def test_a_childs_own_key_is_hidden(tmp_path: Path, shown: list[str]) -> None:
     log = tmp_path / "serve.log"
     log.write_text("serving with a-key-of-the-child\n")
