@@ -7,18 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
+from registry.artifacts import Stage
 from registry.errors import InfrastructureError
 from registry.settings import CHECKOUT, settings
-from tasks.devices import exclusive, is_held, lock_file
+from tasks.devices import HELD, exclusive, is_held, lock_file
 from tasks.engines.subprocesses import wait_until
+from tasks.stages import adopt, begin_run, make, stages_of_run
 
 HOLD = """
 import sys, time
+from datetime import UTC, datetime
 from pathlib import Path
 from tasks.devices import exclusive
 from tasks.progress import configure_logging
@@ -31,6 +35,7 @@ print("given back", flush=True)
 
 ENGINE = """
 import os, signal, sys, time
+from datetime import UTC, datetime
 from pathlib import Path
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path(sys.argv[1]).write_text(str(os.getpid()))
@@ -39,6 +44,7 @@ time.sleep(600)
 
 HOLD_WITH_ENGINE = f"""
 import sys, time
+from datetime import UTC, datetime
 from pathlib import Path
 from tasks.devices import exclusive
 from tasks.engines.subprocesses import ProcessTree
@@ -57,8 +63,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     started: list[subprocess.Popen[str]] = []
 
-    def begin(code: str, *words: str, home: Path | None = None) -> subprocess.Popen[str]:
+    def begin(
+        code: str, *words: str, home: Path | None = None, ours: bool = True
+    ) -> subprocess.Popen[str]:
         env = {**os.environ, **({"PILOTAGE_HOME": str(home)} if home else {})}
+        if not ours:  # as one that was started by somebody else
+            env.pop(HELD, None)
         process = subprocess.Popen(
             [sys.executable, "-c", code, *words],
             stdin=subprocess.PIPE,
@@ -187,3 +197,67 @@ def test_a_stop_ends_the_wait(start: Start) -> None:
     second.send_signal(signal.SIGINT)
     assert second.wait(30) != 0
     assert lock_file("cpu").read_text() != "", "the holder's record stays"
+
+
+MAKE = """
+from registry.artifacts import Stage
+from tasks.progress import configure_logging
+from tasks.stages import make
+configure_logging()
+def produce(folder):
+    (folder / "made").write_text("by the child")
+    return {}
+stage = Stage(name="latency", label="bf16", version=1)
+print(make(stage, produce, heavy=True).reused, flush=True)
+"""
+
+
+def test_who_waits_for_the_device_locks_no_key(start: Start) -> None:
+    """Two releases of one recipe: one has the device, the other came first to the next stage."""
+
+    def produce(folder: Path) -> dict[str, str]:
+        (folder / "made").write_text("by the holder")
+        return {}
+
+    with exclusive("release"):
+        other = start(MAKE, ours=False)
+        assert other.stderr is not None
+        assert any("waiting for cpu" in line for line in other.stderr)
+        ref = make(Stage(name="latency", label="bf16", version=1), produce, heavy=True)
+        assert not ref.reused
+    assert said(other, "True"), "it found what the holder made meanwhile"
+    assert (ref.path / "made").read_text() == "by the holder"
+
+
+def test_what_is_found_takes_no_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def produce(folder: Path) -> dict[str, str]:
+        assert is_held()
+        (folder / "made").write_text("")
+        return {}
+
+    stage = Stage(name="latency", label="bf16", version=1)
+    assert not make(stage, produce, heavy=True).reused
+    assert not is_held()
+    begin_run(1)
+    holder = start(HOLD, "training")
+    assert said(holder, "held")
+    limit_waiting(monkeypatch, 0.0)
+    assert make(stage, produce, heavy=True).reused
+
+
+def test_what_a_run_of_its_own_measured_is_taken_as_it_is() -> None:
+    """Not asked whether it is fresh, and told as made by this release."""
+
+    def produce(folder: Path) -> dict[str, str]:
+        (folder / "made").write_text("")
+        return {}
+
+    stage = Stage(name="serving", label="bf16", version=1)
+    begun = datetime.now(UTC)
+    ref = make(stage, produce)
+    begin_run(1)
+    adopt([stage, Stage(name="latency", label="never made", version=1)], begun)
+    assert [(one.name, one.reused) for one in stages_of_run()] == [("serving bf16", False)]
+    again = make(stage, produce, fresh=lambda ref: False, heavy=True)
+    assert (again.key, again.made_at) == (ref.key, ref.made_at)
+    assert len(stages_of_run()) == 1
