@@ -17,7 +17,7 @@ import typer
 from flows.console import Json, as_encodable, say, show
 from flows.ledger_commands import ledger
 from flows.lineage_commands import impact, why
-from flows.nightly_commands import nightly
+from flows.nightly_commands import maintain, nightly
 from flows.prefect_home import prepare_prefect
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
@@ -267,6 +267,7 @@ app.command()(ledger)
 app.command()(prune)
 app.command()(rollback)
 app.command()(nightly)
+app.command()(maintain)
 app.command()(up)
 app.command()(down)
 app.command()(deploy)
@@ -294,6 +295,8 @@ def main() -> None:
             print("pilotage: stopped; finished stages are kept and reused", file=sys.stderr)
             sys.exit(128 + _stopped_by[0])
         service = type(error).__module__.partition(".")[0] in ("httpx", "prefect", "sqlalchemy")
+        # Prefect's own words, in a plain RuntimeError, for a temporary server that does not start.
+        service = service or "Prefect API server" in str(error)
         if service or isinstance(error, OSError):
             # A full disk, a server or database that went away: the machine's, not a bug.
             print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)

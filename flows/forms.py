@@ -168,17 +168,18 @@ class GateRequest(Request):
         json_schema_extra=at(0),
     )
     candidates: list[Folder] = Field(
+        default=["evidence/candidate"],
         min_length=1,
         max_length=200,
         description="[NAME=]DIR, one line a candidate: folders of evidence on the worker's "
         "machine.",
-        json_schema_extra=at(1, examples=[["evidence/candidate"]]),
+        json_schema_extra=at(1),
     )
     references: list[NamedFolder] = Field(
-        default=[],
+        default=["teacher=evidence/teacher"],
         max_length=3,
         description="NAME=DIR, NAME one of teacher, student, champion.",
-        json_schema_extra=at(2, examples=[["teacher=evidence/teacher"]]),
+        json_schema_extra=at(2),
     )
     repeated: list[Folder] = Field(
         default=[],

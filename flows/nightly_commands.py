@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flows.console import Json, show
-
-if TYPE_CHECKING:
-    from tasks.night_digest import Row
 
 
 def nightly(
@@ -58,9 +55,33 @@ def nightly(
     raise typer.Exit(exit_status(rows))
 
 
-def rows_of(state: Any) -> list[Row]:
-    """The rows that a nightly ended with; raises what it ended with instead."""
-    rows: list[Row] | BaseException = state.result(raise_on_failure=False)
+def maintain(
+    days: Annotated[
+        int, typer.Option(min=1, max=36_500, help="What is younger than this stays.")
+    ] = 30,
+    minutes: Annotated[float, typer.Option(min=0.1, max=600, help="Limit in all.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Remove what nothing refers to any more; exit 4 where a step failed."""
+    from flows.forms import MaintainRequest
+    from flows.prefect_home import prepare_prefect
+
+    prepare_prefect()
+    from flows.maintenance import maintain as clean_up
+    from registry.errors import EXIT_INFRASTRUCTURE
+    from tasks.engines.subprocesses import own_children
+    from tasks.maintaining import table
+
+    own_children()
+    steps = rows_of(clean_up(MaintainRequest(days=days, minutes=minutes), return_state=True))
+    show([asdict(step) for step in steps] if as_json else table(steps, days), as_json)
+    if any(step.failed for step in steps):
+        raise typer.Exit(EXIT_INFRASTRUCTURE)
+
+
+def rows_of(state: Any) -> list[Any]:
+    """The rows of the table that a flow ended with; raises what it ended with instead."""
+    rows: list[Any] | BaseException = state.result(raise_on_failure=False)
     if isinstance(rows, BaseException):
         raise rows
     return rows

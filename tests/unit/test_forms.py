@@ -20,7 +20,6 @@ FORMS = [
     if issubclass(one, BaseModel) and one.__module__ == forms.__name__ and one.model_fields
 ]
 NEEDED: dict[str, dict[str, Any]] = {
-    "GateRequest": {"candidates": ["evidence/candidate"]},
     "PromoteRequest": {"bundle": "m@candidate"},
     "RollbackRequest": {"model": "m", "reason": "slow"},
 }
