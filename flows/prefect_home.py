@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 
 from registry.settings import settings
+from tasks.progress import LOG, configure_logging
+from tasks.service_notes import SERVER, read_note, share_database
 
 
-def prepare_prefect() -> None:
-    """Configure Prefect for this checkout, before it is imported for the first time."""
-    from tasks.progress import configure_logging
+def prepare_prefect(*, runs: bool = True) -> None:
+    """Configure Prefect for this checkout, before it is imported for the first time.
 
+    `runs`: the command will run flows, and without a server Prefect starts a temporary one for it.
+    """
     configure_logging()
     home = settings().prefect_home
     home.mkdir(parents=True, exist_ok=True)
@@ -26,9 +29,14 @@ def prepare_prefect() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    if url := running_server():
+    if not os.environ.get("PREFECT_API_URL"):
         # Terminal, schedule and form share one server; an address of the user's own wins.
-        os.environ.setdefault("PREFECT_API_URL", f"{url}/api")
+        url = running_server()
+        if runs and not url:
+            share_database()
+            url = running_server()  # one may have come while this waited for `up`
+        if url:
+            os.environ["PREFECT_API_URL"] = f"{url}/api"
     # Prompts and keys for a server on this machine are nobody else's business.
     for name in ("NO_PROXY", "no_proxy"):
         local = "127.0.0.1,localhost"
@@ -37,17 +45,15 @@ def prepare_prefect() -> None:
 
 def running_server() -> str:
     """Address of the Prefect server of `pilotage up`; empty where none runs for this home."""
-    from tasks.progress import LOG
-    from tasks.service_notes import SERVER, read_note
-
     note = read_note(SERVER)
-    if note is None:
-        return ""
-    if not note.alive:
+    if note is not None and not note.alive and note.pid not in _told:
+        _told.add(note.pid)
         LOG.warning(
             "the Prefect server that `pilotage up` started (process %d) has died: not used; "
             "`pilotage up` starts it again",
             note.pid,
         )
-        return ""
-    return note.url
+    return note.url if note is not None and note.alive else ""
+
+
+_told: set[int] = set()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def up(as_json: Json = False) -> None:
     """Start Prefect's server, a worker for each work pool and MLflow; what runs is left alone."""
     own = own_api()
-    prepare_prefect()
+    prepare_prefect(runs=False)
     from tasks.services import up as start
 
     done = start(own)
@@ -29,7 +29,7 @@ def up(as_json: Json = False) -> None:
 
 def down(as_json: Json = False) -> None:
     """End what `up` started, with the flow runs and engines below it, and nothing else."""
-    prepare_prefect()
+    prepare_prefect(runs=False)
     from tasks.services import down as end
 
     ended = end()
@@ -44,7 +44,7 @@ def deploy(
 ) -> None:
     """Check prefect.yaml and automations/ and register what differs on the server."""
     own = own_api()
-    prepare_prefect()
+    prepare_prefect(runs=False)
     from tasks.deploying import deploy as register
 
     done = register(own, file)

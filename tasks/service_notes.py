@@ -6,15 +6,18 @@ heavy is imported: every command looks here for the server before it begins.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
-from registry.errors import InfrastructureError
+from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
 from tasks.engines.subprocesses import identity
 
@@ -79,3 +82,55 @@ def only_one(what: str) -> Iterator[None]:
 
 def _path(name: str) -> Path:
     return services_dir() / f"{name}.json"
+
+
+# -- Prefect's SQLite file: one server, or the temporary ones of single commands ----------------
+
+_shares: list[int] = []
+
+
+def share_database() -> None:
+    """For a command that will start a temporary server: until it ends, `up` starts none.
+
+    Both on one SQLite file lose nothing, and wait for each other's locks all the time. Waits while
+    `up` starts its server; then there is one to use.
+    """
+    _shares.append(os.open(_database_lock(), os.O_RDWR | os.O_CREAT, 0o600))
+    fcntl.flock(_shares[-1], fcntl.LOCK_SH)
+
+
+@contextmanager
+def database_alone() -> Iterator[None]:
+    """For `up`. Raises `UserError` naming the command that works with a temporary server."""
+    path = _database_lock()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError.at(
+                path.parent,
+                f"{_holders(path)} works with a temporary Prefect server on this database",
+                "wait until it has ended, or end it; then `pilotage up` again",
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _database_lock() -> Path:
+    folder = Path(os.environ.get("PREFECT_HOME") or settings().prefect_home)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "database.lock"
+
+
+def _holders(path: Path) -> str:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            opened = [one.path for one in process.open_files()]
+        except psutil.Error:
+            continue
+        if str(path.resolve()) in opened and process.pid != os.getpid():
+            found.append(f"process {process.pid} ({' '.join(process.cmdline())[:100]})")
+    return " and ".join(found) or "another process"

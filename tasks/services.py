@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,7 +39,15 @@ from tasks.engines.subprocesses import (
     marked,
 )
 from tasks.progress import LOG
-from tasks.service_notes import SERVER, Note, only_one, read_note, remove_note, write_note
+from tasks.service_notes import (
+    SERVER,
+    Note,
+    database_alone,
+    only_one,
+    read_note,
+    remove_note,
+    write_note,
+)
 
 HOST = "127.0.0.1"
 MLFLOW = "mlflow"
@@ -82,11 +90,13 @@ def up(own_api: str = "") -> list[Started]:
     own_api: a Prefect server of the user's own (PREFECT_API_URL); then none is started, and the
     workers ask that one. Raises `UserError` for a port that somebody else has.
     """
-    with only_one("up"):
+    with only_one("up"), ExitStack() as alone:
         _end_crashed_runs()
         wanted = services(own_api)
         # Every port is looked at before anything is started.
         before = {service.name: _found(service) for service in wanted}
+        if SERVER in before and not before[SERVER][1]:
+            alone.enter_context(database_alone())
         done: list[Started] = []
         fresh: list[str] = []
         try:

@@ -10,17 +10,25 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from flows import prefect_home
 from registry.errors import InfrastructureError, UserError
-from registry.settings import settings
+from registry.settings import CHECKOUT, settings
 from tasks import services as module
 from tasks.engines.ports import free_port, listener
 from tasks.engines.subprocesses import identity
-from tasks.service_notes import SERVER, Note, read_note, services_dir, write_note
+from tasks.service_notes import (
+    SERVER,
+    Note,
+    read_note,
+    services_dir,
+    share_database,
+    write_note,
+)
 from tasks.services import Service, down, up
 
 WEB = """
@@ -30,6 +38,15 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bi
 CHILD = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
+
+
+SHARING = """
+import time
+from tasks.service_notes import share_database
+share_database()
+print("shared", flush=True)
 time.sleep(600)
 """
 
@@ -155,11 +172,30 @@ def test_commands_use_the_server_that_runs(
     wait_for(lambda: not alive(server.pid or 0))
     said: list[str] = []
     monkeypatch.setattr(
-        "tasks.progress.LOG.warning", lambda text, *values: said.append(text % values)
+        prefect_home.LOG, "warning", lambda text, *values: said.append(text % values)
     )
-    prefect_home.prepare_prefect()
+    prefect_home.prepare_prefect(runs=False)
     assert "PREFECT_API_URL" not in os.environ
     assert f"(process {server.pid}) has died: not used" in said[0]
+
+
+def test_up_waits_for_no_temporary_server_and_names_who_has_one(
+    machine: list[Service], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    words = [sys.executable, "-c", SHARING]
+    with subprocess.Popen(words, cwd=CHECKOUT, stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None and command.stdout.readline()
+            with pytest.raises(UserError) as error:
+                up()
+        finally:
+            command.kill()
+    assert f"process {command.pid} (" in str(error.value)
+    assert "temporary Prefect server on this database" in str(error.value)
+    assert [one.what for one in up()] == ["started"] * 3
+    # With the server there, the next command needs none of its own: nobody waits.
+    share_database()
 
 
 def test_secrets_reach_workers_only(
