@@ -477,7 +477,10 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    # SQLAlchemy 2.0's word about its session comes before the database's own.
+    own = "(raised as a result of Query-invoked autoflush"
+    lines = [line for line in str(error).splitlines() if not line.startswith(own)]
+    return (lines or [type(error).__name__])[0][:300]
 
 
 def _without_secret(uri: str) -> str:
