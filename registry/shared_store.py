@@ -80,6 +80,12 @@ class SharedStore(Store):
             return str(absent)
         return None
 
+    def is_there(self, stage: Stage) -> bool:
+        if super().is_there(stage):
+            return True
+        shared = self.remote.newest(stage.name, stage.key)
+        return shared is not None and shared.manifest is not None
+
     def recorded_digest(self, stage: Stage) -> str:
         try:
             return super().recorded_digest(stage)

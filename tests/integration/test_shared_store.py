@@ -118,8 +118,10 @@ def test_what_one_machine_made_another_one_fetches(homes: tuple[Home, Home]) -> 
 def test_a_look_at_the_plan_fetches_nothing(homes: tuple[Home, Home]) -> None:
     one, two = homes
     assert "missing" in str(two.store.peek(a_stage()))
+    assert not two.store.is_there(a_stage())
     digest = one.make(a_stage()).digest
     assert two.store.peek(a_stage()) is None
+    assert two.store.is_there(a_stage())
     assert two.store.recorded_digest(a_stage()) == digest
     assert not two.store.folder(a_stage()).exists()
 
