@@ -21,9 +21,13 @@ def question_line(found: Recorded, question: Question) -> str:
     """The question on one line, for a notification."""
     return (
         f"{question.reference} ({found.outcome.name}, bundle {question.bundle[:12]}) passed policy "
-        f"{found.facts.policy_name}; the champion is {holder(question.champion)}. Promote it? "
+        f"{found.facts.policy_name}; the champion is {_champion(question)}. Promote it? "
         f"Without an answer until {spelled(question.deadline)} it is not."
     )
+
+
+def _champion(question: Question) -> str:
+    return "none yet" if question.champion is None else holder(question.champion)
 
 
 def page(found: Recorded, question: Question, smoke: SmokeAnswer) -> str:
@@ -35,11 +39,16 @@ def _lines(found: Recorded, question: Question, smoke: SmokeAnswer) -> Iterator[
     facts, outcome = found.facts, found.outcome
     yield f"## Promote {_plain(question.reference)}?"
     yield ""
+    before = "There is no champion yet."
+    if question.champion is not None:
+        before = f"It would replace {holder(question.champion)} as the champion."
     yield (
         f"**{_plain(outcome.name)}** of recipe {_plain(facts.recipe)} passed policy "
-        f"{_plain(facts.policy_name)}. It would replace {holder(question.champion)} as the "
-        f"champion. Without an answer until **{spelled(question.deadline)}** it is not promoted."
+        f"{_plain(facts.policy_name)}. {before} Without an answer until "
+        f"**{spelled(question.deadline)}** it is not promoted."
     )
+    yield ""
+    yield f"Bundle `{question.bundle[:12]}`, MLflow run `{found.run_id}`, {_report(found)}."
     yield ""
     yield "| gate | verdict | estimate | margin | n |"
     yield "| --- | --- | --- | --- | --- |"
@@ -54,8 +63,6 @@ def _lines(found: Recorded, question: Question, smoke: SmokeAnswer) -> Iterator[
     yield f"Smoke prompt: {_plain(smoke.prompt)}"
     yield ""
     yield f"> {_plain(smoke.text)}"
-    yield ""
-    yield f"Bundle `{question.bundle[:12]}`, MLflow run `{found.run_id}`, {_report(found)}."
     yield ""
     yield f"More: `pilotage why {question.reference}`"
 

@@ -95,7 +95,7 @@ def test_yes_in_the_form_promotes_and_the_deadline_is_called_off(
     with pytest.raises(Exception, match="does not match"):
         resume_flow_run(run.id, run_input={**YES, "answered_by": "  "})
     resume_flow_run(run.id, run_input=YES)
-    # Before: a killed worker loses nothing, for there is nothing but the run in the database.
+
     assert work(client, run).changed
     assert held(aliases)[CHAMPION] == 1
     assert aliases.ledger.entries(MODEL)[-1].details["answered_by"] == "Mei"
