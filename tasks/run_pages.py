@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from prefect.context import FlowRunContext
+
 from registry import release_summary
 from registry.errors import PilotageError
 from registry.gate_report import escaped, number
-from registry.outcome import ReleaseOutcome
+from registry.outcome import GateResult, ReleaseOutcome
 from registry.redaction import redacted
 from registry.report_latency import flagged
 from registry.report_numbers import NONE, asked, cut, scaled, short_ms
@@ -41,7 +43,10 @@ def show_release(outcome: ReleaseOutcome, experiment: str | None) -> None:
     """experiment: id in MLflow of the release's run."""
     from prefect import artifacts
 
-    name, about = f"release-{outcome.name}", f"{outcome.name}: {outcome.verdict}"
+    context = FlowRunContext.get()
+    run = context.flow_run if context is not None else None
+    name = run.name if run is not None else f"release-{outcome.name}"
+    about = f"{outcome.name}: {outcome.verdict}"
     _show(
         artifacts.create_markdown_artifact,
         key=artifact_key(name, "summary"),
@@ -110,12 +115,17 @@ def gate_rows(outcome: ReleaseOutcome) -> list[dict[str, Any]]:
             "value": number(gate.candidate),
             "reference": f"{number(gate.reference)} {gate.reference_name or ''}".strip(),
             "bound": scaled(gate.bound, gate),
-            "asked": asked(gate),
+            "asked": f"{asked(gate)}{scaled(_limit(gate), gate)}",
             "why": cut(" ".join(gate.reason.split())),
         }
         for one in outcome.candidates
         for gate in one.gates
     ]
+
+
+def _limit(gate: GateResult) -> float:
+    """A result from before limits were recorded has its margin only."""
+    return gate.limit if gate.limit is not None else gate.margin
 
 
 def latency_rows(outcome: ReleaseOutcome) -> list[dict[str, Any]]:
