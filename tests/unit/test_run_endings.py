@@ -146,7 +146,7 @@ def test_tables_have_a_row_for_each_gate_and_each_load() -> None:
     assert [(row["candidate"], row["gate"], row["result"]) for row in rows] == [
         ("c1", "hits", "PASS"), ("c1", "slow", "FAIL"),
     ]  # fmt: skip
-    assert (rows[0]["asked"], rows[1]["why"]) == ("≥ 0.5", "no number")
+    assert (rows[0]["asked"], rows[1]["why"]) == ("≥ 0.5000", "no number")
     loads = latency_rows(seen)
     assert [(row["req/s"], row["failed"], row["E2EL p50"]) for row in loads] == [
         ("1", 0, "100 ms"), ("2", 3, "100 ms"),
