@@ -36,10 +36,10 @@ def measure_one(request: CandidateRequest) -> Ended[Measured | None]:
     try:
         todo = begin(request, lambda todo: stages_of(todo, candidate_of(todo, request)))
         wanted = candidate_of(todo, request)
-        if request.keys:
-            check_keys(request.keys, keys_of(todo, wanted))
+        if request.expected:
+            check_keys(request.expected, keys_of(todo, wanted))
     except UserError as error:
-        if not request.keys:
+        if not request.expected:
             raise
         # The release planned the same words without a mistake: this worker has other files.
         return Ended(None, UNLIKE, f"{wanted_text(request)}: {error}", refused=True)

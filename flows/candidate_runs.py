@@ -274,7 +274,7 @@ def request_of(todo: ReleasePlan, wanted: CandidatePlan, asked: RecipeRequest) -
         overrides=asked.overrides,
         prompts=_whole(asked.prompts) if asked.prompts else None,
         candidate=wanted.name,
-        keys=keys_of(todo, wanted),
+        expected=keys_of(todo, wanted),
     )
 
 

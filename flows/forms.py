@@ -119,7 +119,8 @@ class CandidateRequest(RecipeRequest):
         description="The candidate of the recipe that is made, or reused, and measured.",
         json_schema_extra=at(3),
     )
-    keys: dict[str, str] = Field(
+    # Not `keys`: Prefect takes an argument with such an attribute for a mapping.
+    expected: dict[str, str] = Field(
         default={},
         max_length=200,
         description="Filled in by a release: under which keys it looks for the results. A worker "
