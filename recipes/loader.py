@@ -8,8 +8,10 @@ a file is reported at once with file, place, value and remedy.
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,9 @@ RECIPES_DIR = Path(__file__).resolve().parent
 MAX_BYTES = 1 << 20
 MAX_ALIASES = 30
 """A few hundred bytes of aliases to aliases can stand for billions of values."""
+MAX_DEPTH = 100
+LARGEST = 1 << 63
+"""Above it a whole number is none that a program could take."""
 NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
 """What PyYAML and json raise, beside their own errors, for values that no recipe can have."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -92,8 +97,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError.at(path, f"not YAML: {error}", "correct the file") from None
     try:
         canonical_json(content).encode("utf-8")
+        place, value = next(_odd_values(content), ("", None))
+        why = f"{place}: is {cut(value)}" if place else ""
     except NO_VALUE as error:
-        raise UserError.at(path, f"holds a value that no recipe can have: {error}") from None
+        place, value = next(_odd_values(content), ("", error))
+        why = f"{place}: is {cut(value)}" if place else str(error)
+    if why:
+        raise UserError.at(
+            path, f"holds a value that no recipe can have: {why}", "write a plain text or number"
+        )
     if not isinstance(content, dict):
         raise UserError.at(
             path, f"holds {type(content).__name__}, not a mapping", "begin with `kind: ...`"
@@ -156,7 +168,7 @@ def validate(
     found = content.get("kind")
     if found != kind:
         raise UserError.at(
-            f"{source}: kind", f"is {found!r}, expected {kind!r}", f"write `kind: {kind}`"
+            f"{source}: kind", f"is {cut(found)}, expected {kind!r}", f"write `kind: {kind}`"
         )
     for dotted, value in (overrides or {}).items():
         content = _with(content, dotted.split("."), value, dotted)
@@ -232,9 +244,45 @@ def _problem(source: str, content: Any, detail: Any, model: type[BaseModel]) -> 
         return Problem(where, "is missing", "add it")
     # A mapping is shown by its keys: a value that does not belong there may be a secret.
     written = detail.get("input")
-    value = repr(sorted(map(str, written)) if isinstance(written, dict) else written)
-    shown = value if len(value) <= 80 else value[:77] + "..."
+    shown = cut(sorted(map(str, written)) if isinstance(written, dict) else written)
     return Problem(where, f"{what} (found {shown})", "correct the value")
+
+
+def cut(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _odd_values(content: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Place and value of what no recipe can have: no numbers, half characters, what YAML makes."""
+    place = ".".join(at)
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if len(at) < MAX_DEPTH:
+                yield from _odd_values(value, (*at, str(key)))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            if len(at) < MAX_DEPTH:
+                yield from _odd_values(value, (*at, str(index)))
+    elif isinstance(content, float):
+        if not math.isfinite(content):
+            yield place, content
+    elif isinstance(content, int) and abs(content) > LARGEST:
+        yield place, content
+    elif isinstance(content, str):
+        if not _is_text(content):
+            yield place, content
+    elif content is not None and not isinstance(content, bool | int | date | time):
+        yield place, content
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _files(kind: str, root: Path) -> list[Path]:

@@ -196,6 +196,9 @@ def _unusable(folder: Path, reason: str) -> CandidateEvidence:
 def _summary(folder: Path) -> Evidence:
     """The summary of a folder. Raises `Unusable`, for another schema version by its number."""
     path = folder / SUMMARY
+    # A pipe would be waited for without end, a device read without end.
+    if not path.is_file():
+        raise Unusable(f"{path}: is no regular file, or is not there: measure again")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -9,10 +9,12 @@ line of a log, is passed through `redacted`.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -74,12 +76,7 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     """`text` without secrets: those of the environment, and what looks like one anywhere."""
     for value in secret_values(os.environ if environment is None else environment):
-        for spelled in {
-            value,
-            quote(value, safe=""),
-            quote_plus(value),
-            value.replace("\\", "\\\\"),
-        }:
+        for spelled in _spellings(value):
             if spelled in text:
                 text = text.replace(spelled, HIDDEN)
     if "://" in text:
@@ -121,6 +118,23 @@ class _Redacting:
             # Formatters take a traceback that is there already.
             record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
         return record
+
+
+def blot(file: Path, words: Sequence[str]) -> None:
+    """Write asterisks over `words` in a file that may still be open elsewhere; its size stays."""
+    if not words or not file.is_file() or not file.stat().st_size:
+        return
+    with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
+        for raw in {spelled.encode() for word in words for spelled in _spellings(word)}:
+            place = content.find(raw)
+            while place >= 0:
+                content[place : place + len(raw)] = b"*" * len(raw)
+                place = content.find(raw, place)
+
+
+def _spellings(value: str) -> set[str]:
+    """As it is, in a URL, and in a text with escapes."""
+    return {value, quote(value, safe=""), quote_plus(value), value.replace("\\", "\\\\")}
 
 
 @lru_cache(maxsize=4096)

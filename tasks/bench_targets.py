@@ -101,6 +101,7 @@ def opened(
         return folder_target(folder, serve), f"{folder.resolve()} {serve}"
     raise UserError.at(
         "bench",
+        "names not exactly one thing to measure",
         "needs one of: --url with --model (perhaps --tokenizer), --bundle, --model FOLDER "
         "(perhaps --serve)",
     )

@@ -59,7 +59,8 @@ def bundle_named(reference: str) -> Bundle:
     if len(files) != 1:
         known = ", ".join(file.stem[:12] for file in sorted(_folder().glob("*.json"))) or "none"
         what = "several bundles begin so" if files else "no such bundle was served here"
-        raise UserError.at(f"--bundle {reference}", f"{what} (known: {known})")
+        remedy = "name one of them by more digits" if files else "name a known one, or MODEL@ALIAS"
+        raise UserError.at(f"--bundle {reference}", f"{what} (known: {known})", remedy)
     try:
         bundle = Bundle.model_validate_json(files[0].read_text(encoding="utf-8"))
     except (ValidationError, ValueError) as error:

@@ -15,7 +15,8 @@ from registry.provenance import tools
 from registry.settings import settings
 from tasks import demo_data
 from tasks.engines import tiny_llama
-from tasks.engines.model_files import check_weights
+from tasks.engines.checkpoint_files import checkpoint_problems
+from tasks.engines.model_files import check_template, check_weights, tokenizer_problem
 from tasks.engines.subprocesses import run_job
 from tasks.prompt_files import write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
@@ -43,9 +44,7 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
         names = ("transformers", "gguf", source.package.replace("_", "-"))
     else:
         path = Path(source.path)
-        if not path.is_dir():
-            raise UserError.at(path, "no such folder", f"correct {role}.path")
-        check_weights(path, f"the {role}'s own folder")
+        check_given_model(path, role)
         inputs = {"model": digest_of_folder(path)}
         return Stage(name="model", label=role, version=VERSION, inputs=inputs)
     needed = {name: parent for name, parent in parents.items() if parent is not None}
@@ -62,6 +61,22 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
         inputs=inputs,
         tools=tools(*names),
     )
+
+
+def check_given_model(path: Path, role: str) -> None:
+    """Raises `UserError` with all that is wrong with a model folder that a recipe names."""
+    try:
+        whole = path.is_dir()
+    except (OSError, ValueError) as error:
+        raise UserError.at(f"{str(path)[:200]!a}", str(error), f"correct {role}.path") from None
+    if not whole:
+        raise UserError.at(path, "no such folder", f"correct {role}.path")
+    if problems := checkpoint_problems(path):
+        raise UserError(problems)
+    check_weights(path, f"the {role}'s own folder")
+    check_template(path)
+    if problem := tokenizer_problem(path):
+        raise UserError.at(path, problem, "copy the tokenizer's files beside the weights")
 
 
 @task(name="model", **TASK_OPTIONS)

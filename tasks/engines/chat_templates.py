@@ -71,7 +71,9 @@ def renderer(folder: Path) -> Render:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # of a broken file, whatever the libraries stumble over
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise UserError.at(

@@ -170,7 +170,11 @@ def load_target(folder: Path | str, device: str = "cpu") -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    target = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+    target = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
+        .to(device)
+        .eval()
+    )
     if getattr(target.config, "quantization_config", None) is not None:
         with torch.inference_mode():
             target(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device))

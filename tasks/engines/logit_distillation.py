@@ -51,7 +51,8 @@ def first_difference(student: Path, teacher: Path) -> str | None:
         if one != other:
             return f"token {at} is {one!r} for the student and {other!r} for the teacher"
     sizes = [
-        AutoConfig.from_pretrained(each).get_text_config().vocab_size for each in (student, teacher)
+        AutoConfig.from_pretrained(each, trust_remote_code=False).get_text_config().vocab_size
+        for each in (student, teacher)
     ]
     if sizes[0] != sizes[1]:
         return f"the student's logits have {sizes[0]} places and the teacher's {sizes[1]}"

@@ -64,7 +64,7 @@ def merge_and_save(
     if any("lora_" in name for name, _ in whole.named_parameters()):
         raise StageFailed(Problem(str(merged), "adapter weights were left after merging"))
     exact = merge_check.compared(wanted, merge_check.logits(whole, sequences))
-    stored_dtype = AutoConfig.from_pretrained(base).dtype or torch.bfloat16
+    stored_dtype = AutoConfig.from_pretrained(base, trust_remote_code=False).dtype or torch.bfloat16
     for weight in whole.parameters():  # not the buffers: they are computed again at every load
         weight.data = weight.data.to(stored_dtype).float()
     rounded = merge_check.logits(whole, sequences)
@@ -75,7 +75,9 @@ def merge_and_save(
     model_files.check_side_files(merged, base, "distill")
     del plain, model, whole
     gc.collect()
-    reloaded = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+    reloaded = AutoModelForCausalLM.from_pretrained(
+        merged, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     found = merge_check.logits(reloaded, sequences)
     losses["stored"] = loss(reloaded)
     merge_check.check(exact, merge_check.compared(rounded, found), str(merged))

@@ -29,6 +29,9 @@ Conversation = Sequence[Message]
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+_MAY_NAME_CODE = (
+    *(CONFIG, "generation_config.json", "processor_config.json", "preprocessor_config.json"),
+)
 
 SIDE_FILES = (
     "tokenizer.json",
@@ -59,7 +62,13 @@ PROBES: tuple[tuple[Conversation, bool], ...] = (
 """Conversations (and whether the assistant is asked to answer) that tell two templates apart."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LONGEST_FACTOR = 10_000
+LONGEST_RENDERING = 10_000_000
+"""Of a template: numbers that it multiplies with, and characters that it writes."""
+_PICKLES = (
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".dill"),
+)
+"""Files that run code when they are read, or may (a NumPy file can hold pickled objects)."""
 
 
 def render(
@@ -123,12 +132,18 @@ def check_weights(folder: Path | str, stage: str) -> None:
             "save the model with `save_pretrained`, which writes safetensors",
         )
         for path in sorted(root.iterdir())
-        if path.suffix in _PICKLES
+        if path.suffix.lower() in _PICKLES
     ]
     if not any(root.glob("*.safetensors")):
-        problems.append(Problem(str(root), f"no *.safetensors file (stage {stage})"))
-    for name in (CONFIG, TOKENIZER_CONFIG):
-        if "auto_map" in _json(root / name):
+        problems.append(
+            Problem(
+                str(root),
+                f"no *.safetensors file (stage {stage})",
+                "copy its weights there, as safetensors",
+            )
+        )
+    for name in (*_MAY_NAME_CODE, TOKENIZER_CONFIG):
+        if _asks_for_code(_json(root / name)):
             problems.append(
                 Problem(
                     str(root / name),
@@ -139,6 +154,13 @@ def check_weights(folder: Path | str, stage: str) -> None:
             )
     if problems:
         raise StageFailed(problems)
+
+
+def _asks_for_code(content: Any) -> bool:
+    """Whether `auto_map` stands anywhere: models of models keep the inner one's settings inside."""
+    if isinstance(content, dict):
+        return "auto_map" in content or any(map(_asks_for_code, content.values()))
+    return isinstance(content, list) and any(map(_asks_for_code, content))
 
 
 @dataclass(frozen=True)
@@ -250,15 +272,53 @@ def chat_template(root: Path, where: str) -> str:
     return first
 
 
+def check_template(root: Path) -> None:
+    """Refuse a folder whose chat template cannot render a plain question.
+
+    Raises `StageFailed`: there is none, two differ, it is no Jinja, it reaches out of its sandbox.
+    """
+    from jinja2 import TemplateError
+
+    template = chat_template(root, str(root))
+    try:
+        _rendered(template, _special_tokens(root), *PROBES[0])
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise StageFailed(
+            Problem(
+                f"{root}: chat template ({_template_places(root)})",
+                f"cannot render a plain question: {type(error).__name__}: {str(error)[:200]}",
+                "take the template that the model was trained with",
+            )
+        ) from None
+
+
 def _templates(root: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     inside = _json(root / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(inside, list):  # several named ones; engines take `default`
-        inside = {entry["name"]: entry["template"] for entry in inside}.get("default")
+        named = [one for one in inside if isinstance(one, dict)]
+        inside = {one.get("name"): one.get("template") for one in named}.get("default", inside)
+    if inside is not None and not isinstance(inside, str):
+        raise StageFailed(
+            Problem(
+                f"{root / TOKENIZER_CONFIG}: chat_template",
+                f"is {str(inside)[:60]}, no text",
+                "write the template that the model was trained with",
+            )
+        )
     if inside:
         found[TOKENIZER_CONFIG] = inside
     if (root / TEMPLATE_FILE).is_file():
-        found[TEMPLATE_FILE] = (root / TEMPLATE_FILE).read_text(encoding="utf-8")
+        try:
+            found[TEMPLATE_FILE] = (root / TEMPLATE_FILE).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise StageFailed(
+                Problem(
+                    str(root / TEMPLATE_FILE),
+                    f"byte {error.start} is not UTF-8",
+                    "save the file as UTF-8",
+                )
+            ) from None
     return found
 
 
@@ -282,9 +342,22 @@ def _rendered(
     template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
 ) -> str:
     """Render as transformers does (`transformers/utils/chat_template_utils.py`, 5.17)."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-    environment = ImmutableSandboxedEnvironment(
+    class Bounded(ImmutableSandboxedEnvironment):
+        """The sandbox bounds `range`; a text times a number would still fill the memory."""
+
+        intercepted_binops = frozenset(("*", "**"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [
+                abs(one) if isinstance(one, int | float) else len(one) for one in (left, right)
+            ]
+            if max(sizes) > LONGEST_FACTOR:
+                raise SecurityError(f"{operator} with {max(sizes)} is more than a template needs")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
@@ -294,9 +367,15 @@ def _rendered(
     # line and blanks go by the same rules as any block's, so it becomes one that does nothing.
     neutral = re.sub(r"\{%(-?)\s*generation\s*(-?)%\}", r"{%\1 if true \2%}", template)
     neutral = re.sub(r"\{%(-?)\s*endgeneration\s*(-?)%\}", r"{%\1 endif \2%}", neutral)
-    return environment.from_string(neutral).render(
-        messages=list(conversation), add_generation_prompt=prompt, **tokens
-    )
+    written = 0
+    parts = []
+    given = {"messages": list(conversation), "add_generation_prompt": prompt, **tokens}
+    for part in environment.from_string(neutral).generate(**given):
+        written += len(part)
+        if written > LONGEST_RENDERING:
+            raise SecurityError(f"it writes more than {LONGEST_RENDERING} characters")
+        parts.append(part)
+    return "".join(parts)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -337,6 +416,12 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StageFailed(Problem(str(path), f"cannot be read as JSON: {error}")) from None
+    except (ValueError, RecursionError) as error:
+        what = f"cannot be read as JSON: {error}"
+        raise StageFailed(Problem(str(path), what, "take the model's own file")) from None
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise StageFailed(
+            Problem(str(path), f"holds {kind}, not a JSON object", "take the model's own file")
+        )
     return content

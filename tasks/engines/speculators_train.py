@@ -165,7 +165,7 @@ def prompts_of(
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(job["target"])
+    tokenizer = AutoTokenizer.from_pretrained(job["target"], trust_remote_code=False)
     prompts = render_prompts(Path(job["prompts_file"]), tokenizer)
     chosen, kept_back = split(prompts, float(job["held_out_share"]), int(job["seed"]))
     clock.lap("load")

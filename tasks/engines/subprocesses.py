@@ -27,7 +27,7 @@ from typing import Any, Self
 import psutil
 
 from registry.errors import InfrastructureError, Problem, StageFailed, UserError
-from registry.redaction import without_secrets
+from registry.redaction import blot, redact_logs, secret_values, without_secrets
 from registry.settings import CHECKOUT, settings
 from tasks.engines.guards import Guard, grace, open_files
 from tasks.engines.log_following import ENGINE_LOG, Following
@@ -60,6 +60,8 @@ class ProcessTree:
         ours = dict(os.environ) if with_secrets else without_secrets(os.environ)
         kept = {name: value for name, value in ours.items() if not name.startswith(tuple(without))}
         self._env = {**kept, **(env or {}), MARKER: self.marker}
+        # What it was handed it may say in its log: aiohttp's errors hold a request's headers.
+        self._handed = secret_values(env or {})
         self._cwd = cwd
         self._note = settings().run_dir / f"{self.marker}.json"
         self.process: subprocess.Popen[bytes] | None = None
@@ -143,10 +145,13 @@ class ProcessTree:
             return
         # What ended before it was asked to, and not well, has something to say.
         failed = bool(self.process.poll())
+        if self._following is not None and self.process.poll() is None:
+            self._following.ends_here()
         end_processes(self._members(), grace())
         # Children that were started while the tree was being ended.
         end_processes(self._members(), grace())
         self.process.wait()
+        blot(self.log, self._handed)
         if self._following is not None:
             self._following.close(failed)
         self._note.unlink(missing_ok=True)
@@ -227,6 +232,7 @@ def job_main(run: Any) -> None:
     The result is written atomically; a `UserError` becomes a result too, so that the flow can
     raise it again with its problems intact. Anything else leaves its traceback in the log.
     """
+    redact_logs()
     job_file, result_file = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:

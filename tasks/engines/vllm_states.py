@@ -114,7 +114,7 @@ def gather(job: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     torch.set_num_threads(int(job["threads"]))
-    tokenizer = AutoTokenizer.from_pretrained(job["target"])
+    tokenizer = AutoTokenizer.from_pretrained(job["target"], trust_remote_code=False)
     prompts = render_prompts(Path(job["prompts_file"]), tokenizer)
     train, held_out = split(prompts, float(job["held_out_share"]), int(job["seed"]))
     warm = float(job["response_temperature"])

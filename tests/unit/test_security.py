@@ -1,0 +1,140 @@
+"""What the sources may not do; each claim of docs/security.md has a test here or is named there."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.errors import InfrastructureError, Problem, UserError
+from registry.redaction import blot, is_secret, redact_logs, redacted, without_secrets
+from registry.settings import CHECKOUT
+from tests.planted import ALL, WORDS, leaks
+
+FOLDERS = ("flows", "tasks", "registry", "recipes", "eval_suites")
+AUTO = ("AutoTokenizer", "AutoModelForCausalLM", "AutoConfig", "AutoModel")
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call in the sources, with its place."""
+    for folder in FOLDERS:
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    yield f"{path.relative_to(CHECKOUT)}:{node.lineno}", node
+
+
+def test_no_string_reaches_a_shell() -> None:
+    found = []
+    for place, call in calls():
+        name = ast.unparse(call.func)
+        shell = [one for one in call.keywords if one.arg == "shell"]
+        if shell or name in ("os.system", "os.popen", "subprocess.getoutput", "eval", "exec"):
+            found.append(f"{place} {name}")
+        if name.endswith("create_subprocess_shell"):
+            found.append(f"{place} {name}")
+    assert found == []
+
+
+def test_remote_code_is_on_nowhere_and_off_where_a_model_is_loaded() -> None:
+    found = []
+    for place, call in calls():
+        name = ast.unparse(call.func)
+        asked = {one.arg: one.value for one in call.keywords}
+        given = asked.get("trust_remote_code")
+        if given is not None and not (isinstance(given, ast.Constant) and given.value is False):
+            found.append(f"{place} {name} switches it on")
+        loads = name in {
+            f"{one}.{how}" for one in AUTO for how in ("from_pretrained", "from_config")
+        }
+        if loads and given is None and None not in asked:
+            found.append(f"{place} {name} leaves it to the library")
+    assert found == []
+
+
+def test_nothing_is_unpickled() -> None:
+    named = (
+        "pickle.load",
+        "pickle.loads",
+        "joblib.load",
+        "dill.load",
+        "torch.load",
+        "yaml.unsafe_load",
+    )
+    found = [f"{place} {ast.unparse(call.func)}" for place, call in calls()
+             if ast.unparse(call.func) in named]  # fmt: skip
+    assert found == []
+    numpy = [place for place, call in calls() for one in call.keywords if one.arg == "allow_pickle"]
+    assert numpy == []
+
+
+def test_yaml_is_read_by_the_safe_loader_only() -> None:
+    for place, call in calls():
+        if ast.unparse(call.func) == "yaml.load":
+            loader = ast.unparse(call.args[1])
+            assert loader in ("_UniqueKeyLoader", "yaml.SafeLoader"), place
+
+
+# -- secrets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(WORDS))
+def test_a_child_does_not_see_a_secret(name: str) -> None:
+    assert is_secret(name, WORDS[name])
+    environment = {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", name: WORDS[name]}
+    assert sorted(without_secrets(environment)) == ["PATH", "TOKENIZERS_PARALLELISM"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://a:word@h/db",
+        "http://a:word@h",
+        "http://word@h",
+        "mysql+pymysql://a:word@h:1/x",
+    ],
+)
+def test_an_address_with_a_password_is_a_secret_whatever_its_name(address: str) -> None:
+    assert is_secret("ANYTHING", address)
+    assert "word" not in redacted(f"no answer from {address}")
+    assert not is_secret("ANYTHING", "http://h/a@b")
+
+
+def test_every_error_of_ours_is_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in WORDS.items():
+        monkeypatch.setenv(name, word)
+    for word in ALL[: len(WORDS)]:
+        for error in (InfrastructureError(f"said {word}"), UserError.at(word, word, word)):
+            assert leaks(f"{error}{error!r}".encode()) == []
+        assert leaks(repr(Problem(word, word, word)).encode()) == []
+
+
+def test_no_line_of_a_log_and_no_traceback_holds_a_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, word in WORDS.items():
+        monkeypatch.setenv(name, word)
+    redact_logs()
+    log = logging.getLogger("some.library")
+    for word in WORDS.values():
+        log.warning("key %s", word)
+        try:
+            raise ValueError(f"refused {word}")
+        except ValueError:
+            log.exception("with its traceback")
+    assert "with its traceback" in caplog.text and "ValueError: refused ***" in caplog.text
+    assert leaks(caplog.text.encode()) == []
+
+
+def test_what_a_child_said_of_its_key_is_blotted_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    word = WORDS["PILOTAGE_TEACHER_API_KEY"]
+    file.write_text(f"Bearer {word}\nfine\n{word}", encoding="utf-8")
+    size = file.stat().st_size
+    blot(file, [word])
+    assert (leaks(file.read_bytes()), file.stat().st_size) == ([], size)
+    assert b"\nfine\n" in file.read_bytes()
+    blot(tmp_path / "none", [word])
