@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +51,13 @@ class Holdings:
 
 
 def holdings(world: World) -> Holdings:
-    found = Holdings()
+    """Read in a process of its own: MLflow keeps a database open, also after another lies there."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
+        return apart.submit(_read, world.root).result(300)
+
+
+def _read(root: Path) -> Holdings:
+    world, found = World(root), Holdings()
     _store(world, found)
     _mlflow(world, found)
     return found
