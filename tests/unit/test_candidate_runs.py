@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from prefect.client.schemas.objects import StateType
+from prefect.utilities.engine import resolve_inputs_sync
 
 from flows.candidate import (
     ENGINE,
@@ -17,6 +18,7 @@ from flows.candidate import (
 )
 from flows.candidate_runs import End, decision
 from flows.endings import REFUSED
+from flows.forms import CandidateRequest
 from tasks.judging import Measured
 
 
@@ -71,3 +73,10 @@ def test_an_unlike_worker_says_what_differs() -> None:
         check_keys({**here, "latency bf16": "5" * 64}, here)
     with pytest.raises(Unlike, match=r"serving bf16: none there"):
         check_keys({name: key for name, key in here.items() if name != "serving bf16"}, here)
+
+
+def test_prefect_can_look_into_the_request() -> None:
+    """It takes what has `keys` for a mapping, and fails before the flow begins."""
+    request = CandidateRequest(expected={"latency bf16": "1" * 64})
+    assert not hasattr(request, "keys")
+    assert resolve_inputs_sync({"request": request}) == {"request": request}
