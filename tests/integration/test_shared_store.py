@@ -17,10 +17,15 @@ from typing import Any
 import pytest
 
 from registry.artifacts import ArtifactRef, Stage
+from registry.bundle import Bundle, Part
+from registry.digests import digest_of_folder
 from registry.errors import InfrastructureError, UserError
 from registry.remote_store import RemoteStore
-from registry.shared_store import SharedStore
+from registry.settings import settings
+from registry.shared_store import SharedStore, open_store
 from registry.store import Absent
+from tasks.bundles import weights_as_gated
+from tests.shared_writers import FILES, a_stage, upload_many, write_at_once
 
 pytest_plugins = ["tests.s3"]
 
@@ -53,10 +58,6 @@ class Home:
 @pytest.fixture
 def homes(tmp_path: Path, url: str) -> tuple[Home, Home]:
     return Home(tmp_path / "one", url), Home(tmp_path / "two", url)
-
-
-def a_stage(name: str = "lora", **config: Any) -> Stage:
-    return Stage(name=name, version=1, config=config)
 
 
 def writing(text: str) -> Produce:
@@ -186,6 +187,29 @@ def test_a_child_of_another_content_of_its_parent_is_made_anew(homes: tuple[Home
     assert one.store.find(child).summary == {"said": "of one"}
 
 
+def test_weights_that_are_not_here_are_fetched_before_they_are_served(
+    url: str, homes: tuple[Home, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = homes[0].make(a_stage())
+    gated = Part(
+        stage="lora", key=made.key, below="sub", digest=digest_of_folder(made.path / "sub")
+    )
+    bundle = Bundle(name="one", target=gated, engine_version="0")
+    monkeypatch.setenv("PILOTAGE_STORE_URL", url)
+    settings.cache_clear()
+    assert not gated.path.exists()
+    weights_as_gated(bundle, "model@champion")
+    assert (gated.path / "a b#1.txt").read_text() == "weights"
+    assert gated.path.is_relative_to(settings().store_dir)
+    # Content that was not gated is not taken for it.
+    other = gated.model_copy(update={"digest": "0" * 64})
+    shutil.rmtree(settings().store_dir)
+    shelf = open_store()
+    assert isinstance(shelf, SharedStore)
+    assert not shelf.fetch_part(other.stage, other.key, other.below, other.digest)
+    assert not other.path.exists()
+
+
 # -- damage ----------------------------------------------------------------------------------
 
 
@@ -227,23 +251,12 @@ def test_a_manifest_that_leads_out_of_its_folder_is_none(homes: tuple[Home, Home
 # -- several writers, kills, outages ---------------------------------------------------------
 
 
-def _write_at_once(root: Path, url: str, number: int, barrier: Any, results: Any) -> None:
-    def produce(folder: Path) -> dict[str, Any]:
-        (folder / "measured").write_text(f"{number}" * 100_000)
-        barrier.wait(60)
-        return {"number": number}
-
-    ref = SharedStore(root, RemoteStore(url)).make(a_stage(), produce, {})
-    content = (ref.path / "measured").read_text()
-    results.put((ref.digest, ref.summary["number"], content[:1], len(content)))
-
-
 def test_two_writers_at_once_end_with_one_entry(tmp_path: Path, url: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(2), spawn.Queue()
     writers = [
         spawn.Process(
-            target=_write_at_once, args=(tmp_path / str(n), url, n, barrier, results), daemon=True
+            target=write_at_once, args=(tmp_path / str(n), url, n, barrier, results), daemon=True
         )
         for n in range(2)
     ]
@@ -260,24 +273,12 @@ def test_two_writers_at_once_end_with_one_entry(tmp_path: Path, url: str) -> Non
     assert [name for name in objects(home, a_stage()) if name.endswith(".json")] == ["000001.json"]
 
 
-FILES = 120
-
-
-def _upload_many(root: Path, url: str) -> None:
-    def produce(folder: Path) -> dict[str, Any]:
-        for number in range(FILES):
-            (folder / f"{number:03d}").write_bytes(os.urandom(2000))
-        return {}
-
-    SharedStore(root, RemoteStore(url)).make(a_stage(), produce, {})
-
-
 def test_an_upload_that_was_killed_is_no_entry_and_is_made_up_for(
     tmp_path: Path, url: str, homes: tuple[Home, Home]
 ) -> None:
     one, two = homes
     spawn = multiprocessing.get_context("spawn")
-    writer = spawn.Process(target=_upload_many, args=(one.store.root, url), daemon=True)
+    writer = spawn.Process(target=upload_many, args=(one.store.root, url), daemon=True)
     writer.start()
     at = f"{one.store.remote._root}/lora/{a_stage().key}"
     for _ in range(6000):
