@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 
@@ -134,6 +134,9 @@ def run_deployed(
             waited.append(_Waited(recipe, _asked_for(night, recipe, deployment)))
         except ObjectNotFound:
             rows[recipe] = not_started(recipe, f"no deployment {deployment}: `pilotage deploy`")
+        except PrefectHTTPStatusError as error:
+            # Most likely the recipe is none of those that the deployment knows: `pilotage deploy`.
+            rows[recipe] = not_started(recipe, f"refused by the server: {detail_of(error)}")
         except Exception as error:
             LOG.exception("%s was not started", recipe)
             rows[recipe] = not_started(recipe, f"{type(error).__name__}: {error}")
@@ -174,6 +177,14 @@ def _asked_for(night: Night, recipe: str, deployment: str) -> UUID:
     )
     assert isinstance(run, FlowRun), "called from synchronous code"
     return run.id
+
+
+def detail_of(error: PrefectHTTPStatusError) -> str:
+    """What the server says of a refusal, without the rest of Prefect's message."""
+    try:
+        return str(error.response.json()["detail"])
+    except (ValueError, LookupError, TypeError):
+        return str(error)
 
 
 def _looked_at(client: SyncPrefectClient, night: Night, one: _Waited, *, late: bool) -> Row | None:

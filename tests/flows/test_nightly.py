@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Failed
 from prefect.testing.utilities import prefect_test_harness
 
@@ -143,6 +146,17 @@ def test_a_deployment_that_is_not_there_is_a_row_and_no_end(
     settings.cache_clear()
     _, rows = rows_of(NightlyRequest(recipes=["passes", "refuses"], night="2026-12-04"))
     assert [row.what for row in rows] == ["no deployment release/nowhere: `pilotage deploy`"] * 2
+
+
+def test_a_refusal_of_the_server_is_told_in_its_own_words() -> None:
+    def refused(**answer: Any) -> str:
+        response = httpx.Response(409, request=httpx.Request("POST", "http://x"), **answer)
+        return night_runs.detail_of(
+            PrefectHTTPStatusError("409", request=response.request, response=response)
+        )
+
+    assert refused(json={"detail": "'freight_dmo' is not valid"}) == "'freight_dmo' is not valid"
+    assert refused(text="<html>") == "409"
 
 
 def test_the_date_is_the_one_of_the_time_zone() -> None:
