@@ -197,8 +197,8 @@ def _summary(folder: Path) -> Evidence:
     """The summary of a folder. Raises `Unusable`, for another schema version by its number."""
     path = folder / SUMMARY
     # A pipe would be waited for without end, a device read without end.
-    if not path.is_file():
-        raise Unusable(f"{path}: is no regular file, or is not there: measure again")
+    if path.exists() and not path.is_file():
+        raise Unusable(f"{path}: is no regular file: measure again")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
