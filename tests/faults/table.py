@@ -75,8 +75,11 @@ def table(rows: Sequence[Row], tests: Sequence[tuple[str, str]]) -> str:
         count = sum((row.at, row.git, row.machine) == when for row in run)
         parts.append(f"* {count} of them ran on {when[0]} at revision {when[1]}, on {when[2]}.\n")
     failed = [row for row in run if not row.passed]
-    missing = [name for test, name in tests if test not in by_test]
-    parts.append(f"\n{len(run) - len(failed)} of {len(tests)} passed.\n\n")
+    missing = [f"{name} (`{test}`)" for test, name in tests if test not in by_test]
+    parts.append(
+        f"\nOf {len(tests)} faults {len(run) - len(failed)} passed, {len(failed)} failed, "
+        f"{len(missing)} were not run.\n\n"
+    )
     parts.append(
         "| fault | how it was caused | stage | what was seen | exit | the next run | seconds |\n"
         "|---|---|---|---|---|---|---|\n"

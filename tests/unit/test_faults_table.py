@@ -22,7 +22,7 @@ def test_each_line_says_what_its_test_saw_and_what_did_not_run_is_named(tmp_path
     text = table(read_rows(tmp_path), TESTS)
     assert "| f |  |  | a \\| b in HOME/store | 4 |  | 3 |" in text
     assert "**FAILED.** nothing" in text
-    assert "1 of 3 passed" in text
+    assert "Of 3 faults 1 passed, 1 failed, 1 were not run." in text
     assert "* 2 of them ran on 2026-11-30 at revision 0123, on a CPU." in text
-    assert text.endswith("Not run when this was written:\n\n* full\n")
+    assert text.endswith("Not run when this was written:\n\n* full (`a.py::fill`)\n")
     assert "no more" not in text
