@@ -199,7 +199,9 @@ def _csv_rows(path: Path, text: str) -> Table:
             if header is None:
                 header = fields
                 if len(set(header)) != len(header):
-                    raise UserError.at(f"{path}:{line}", "two columns have one name", "rename one")
+                    twice = sorted({name for name in header if header.count(name) > 1})
+                    what = f"two columns have one name: {repr(twice)[:80]}"
+                    raise UserError.at(f"{path}:{line}", what, "rename one")
                 if not is_unicode(whole):
                     raise refuse([bad_byte(line, whole).problem(path)], path)
             elif len(whole) > LONGEST_ROW:

@@ -96,8 +96,7 @@ def table(held: Counter[str]) -> str:
 HEAD = """# Bad input
 
 {total} malformed inputs, each one run of the command line in `make test`
-(`tests/unit/bad_input`), of which a sample runs as a process of its own; beside them Hypothesis
-breaks the shipped YAML files at random (`test_broken_at_random.py`). Each ends with status 2, or
+(`tests/unit/bad_input`), of which a sample runs as a process of its own. Each ends with status 2, or
 for evidence with 10 and the verdict INVALID; none with a traceback or a hang, none writes
 anything. A message names the file, the place in it, the value and the remedy.
 
