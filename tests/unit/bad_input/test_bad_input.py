@@ -96,8 +96,8 @@ def table(held: Counter[str]) -> str:
 HEAD = """# Bad input
 
 {total} malformed inputs, each one run of the command line in `make test`
-(`tests/unit/bad_input`), of which a sample runs as a process of its own. Each ends with status 2, or
-for evidence with 10 and the verdict INVALID; none with a traceback or a hang, none writes
+(`tests/unit/bad_input`), of which a sample runs as a process of its own. Each ends with status 2,
+or for evidence with 10 and the verdict INVALID; none with a traceback or a hang, none writes
 anything. A message names the file, the place in it, the value and the remedy.
 
 | what is malformed | inputs |
