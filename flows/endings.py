@@ -32,7 +32,7 @@ LONGEST = 600
 
 @dataclass(frozen=True)
 class Ended(Generic[T]):
-    """What a flow came to. `refused`: the run is Failed, though every part of it worked."""
+    """What a flow came to. `refused`: the run is Failed, though the flow ran to its end."""
 
     outcome: T
     name: str
@@ -87,7 +87,7 @@ def told(body: Callable[[R], Ended[T]]) -> Callable[[R], T]:
             else:
                 ends(end.message, True)
                 if end.refused:
-                    state = Failed(name=REFUSED, message=end.message)
+                    state = Failed(name=end.name, message=end.message)
                     state.data = Refused(end.message, end.outcome)
                 else:
                     state = Completed(name=end.name, message=end.message)
@@ -114,6 +114,12 @@ def outcome_of(flow: Callable[[R], T], request: R) -> T:
         return flow(request)
     except Refused as refused:
         return cast(T, refused.outcome)
+
+
+def outcome_in(state: Any) -> Any:
+    """What the flow of a state came to, a refusal too; the error of one that failed."""
+    found = state.result(raise_on_failure=False)
+    return found.outcome if isinstance(found, Refused) else found
 
 
 # -- what each kind of flow ends with --------------------------------------------------------

@@ -7,9 +7,8 @@ any verdict but PASS ends it as Failed. The finer exit status comes from `pilota
 from __future__ import annotations
 
 from prefect import flow
-from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 
+from flows.endings import PASSED, REFUSED, Ended, told
 from flows.forms import GateRequest
 from flows.gating import gate_folders
 from flows.pages import show_page
@@ -19,7 +18,8 @@ from registry.outcome import Verdict
 
 
 @flow(name="gate", flow_run_name="gate-{request.policy}", validate_parameters=True)
-def gate_evidence(request: GateRequest) -> State[GateOutcome]:
+@told
+def gate_evidence(request: GateRequest) -> Ended[GateOutcome]:
     """Judge folders of evidence. Raises `UserError` for words, a file or a policy that is wrong."""
     outcome = gate_folders(
         request.policy,
@@ -31,8 +31,8 @@ def gate_evidence(request: GateRequest) -> State[GateOutcome]:
     )
     show_page("gates", markdown(outcome), f"policy {outcome.policy}")
     if outcome.verdict is Verdict.PASS:
-        return Completed(name="Passed", message=said(outcome), data=outcome)
-    return Failed(name="Refused", message=said(outcome), data=outcome)
+        return Ended(outcome, PASSED, said(outcome))
+    return Ended(outcome, REFUSED, said(outcome), refused=True)
 
 
 def said(outcome: GateOutcome) -> str:

@@ -15,11 +15,10 @@ from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from prefect import flow
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
 from pydantic import ValidationError
 
+from flows.endings import FAILED, PASSED, Ended, told
 from flows.forms import NightlyRequest
 from flows.night_runs import Night, run_deployed, run_inline
 from flows.pages import show_page
@@ -43,7 +42,8 @@ outlive_lost_slot()
 
 
 @flow(name="nightly", flow_run_name=run_name, validate_parameters=True)
-def run_nightly(request: NightlyRequest) -> State[list[Row]]:
+@told
+def run_nightly(request: NightlyRequest) -> Ended[list[Row]]:
     """Release every recipe of the matrix; the rows of the table."""
     night = night_of(request)
     recipes = list(dict.fromkeys(request.recipes))
@@ -52,8 +52,8 @@ def run_nightly(request: NightlyRequest) -> State[list[Row]]:
     show_page("nightly-digest", digest_table(rows, night.title), night.title)
     line = summary(rows)
     if all(row.passed for row in rows):
-        return Completed(message=line, data=rows)
-    return Failed(message=line, data=rows)
+        return Ended(rows, PASSED, line)
+    return Ended(rows, FAILED, line, refused=True)
 
 
 def night_of(request: NightlyRequest) -> Night:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,11 +45,12 @@ def nightly(
         first = error.errors()[0]
         raise UserError.at(f"--{first['loc'][0]} {first['input']!r}", first["msg"]) from None
     own_children()
+    from flows.endings import outcome_of
     from flows.nightly import night_of, run_nightly
     from tasks.night_digest import digest_table, exit_status
 
     title = night_of(request).title
-    rows = rows_of(run_nightly(request, return_state=True))
+    rows = outcome_of(run_nightly, request)
     document = [{**asdict(row), "passed": row.passed} for row in rows]
     show(document if as_json else digest_table(rows, title), as_json)
     raise typer.Exit(exit_status(rows))
@@ -67,21 +68,14 @@ def maintain(
     from flows.prefect_home import prepare_prefect
 
     prepare_prefect()
+    from flows.endings import outcome_of
     from flows.maintenance import maintain as clean_up
     from registry.errors import EXIT_INFRASTRUCTURE
     from tasks.engines.subprocesses import own_children
     from tasks.maintaining import table
 
     own_children()
-    steps = rows_of(clean_up(MaintainRequest(days=days, minutes=minutes), return_state=True))
+    steps = outcome_of(clean_up, MaintainRequest(days=days, minutes=minutes))
     show([asdict(step) for step in steps] if as_json else table(steps, days), as_json)
     if any(step.failed for step in steps):
         raise typer.Exit(EXIT_INFRASTRUCTURE)
-
-
-def rows_of(state: Any) -> list[Any]:
-    """The rows of the table that a flow ended with; raises what it ended with instead."""
-    rows: list[Any] | BaseException = state.result(raise_on_failure=False)
-    if isinstance(rows, BaseException):
-        raise rows
-    return rows

@@ -197,7 +197,8 @@ def resolve(
         for wanted in dict.fromkeys(serve_names)
     }
     if nested["draft"] and release.draft is None:
-        problems.append(Problem("--set draft...", "the release names no draft recipe"))
+        remedy = "leave it out, or name a draft recipe"
+        problems.append(Problem("--set draft...", "the release names no draft recipe", remedy))
     suite = read(lambda: load_accuracy(release.accuracy, nested["accuracy"]))
     load = read(lambda: load_profile(release.load, nested["load"]))
     draft_load = None
@@ -206,7 +207,11 @@ def resolve(
         draft_load = read(lambda: load_profile(proof.load))
     policy = read(lambda: load_policy(release.policy, nested["policy"]))
     problems += [
-        Problem(f"--set {head}.{unused}", "the release names no such recipe")
+        Problem(
+            f"--set {head}.{unused}",
+            "the release names no such recipe",
+            "name one that a candidate uses",
+        )
         for head, rest in named.items()
         for unused in rest
     ]

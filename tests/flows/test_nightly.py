@@ -17,6 +17,7 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.testing.utilities import prefect_test_harness
 
 from flows import night_runs
+from flows.endings import outcome_in
 from flows.forms import NightlyRequest, ReleaseRequest
 from flows.night_runs import Night
 from flows.nightly import night_of, run_nightly
@@ -62,7 +63,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_of(request: NightlyRequest) -> tuple[State[list[Row]], list[Row]]:
     state = run_nightly(request, return_state=True)
-    rows: list[Row] = state.result(raise_on_failure=False)
+    rows: list[Row] = outcome_in(state)
     return state, rows
 
 

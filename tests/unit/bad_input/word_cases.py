@@ -64,9 +64,7 @@ def words() -> Iterator[Case]:
     for given, says in WORDS:
         name = " ".join(word if len(word) < 60 else word[:20] + "..." for word in given)
         name = name.replace(TINY, "RECIPE") or "none at all"
-        # `tasks/planning.py` names no remedy for a part that the release does not have.
-        remedy = "quantize.none" not in name
-        yield Case("command line", name, lambda folder, given=given: given, says, remedy=remedy)
+        yield Case("command line", name, lambda folder, given=given: given, says)
     for number, hostile in enumerate(HOSTILE):
         for command, rest in (("why", []), ("serve", ["--print"])):
             given = [command, f"{hostile}@champion", *rest]
