@@ -14,6 +14,8 @@
 #   make audit     known vulnerabilities of both lists of packages (needs the internet)
 #   make licences  docs/licences.md, from what is installed
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
+#   make overhead  what of a release is no engine at work (RECIPE=...)
+#   make bench-runs RUNS='HOME RECIPE'  how much the databases grow by a night, and what maintenance frees
 #
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
@@ -36,7 +38,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact compare
+.PHONY: audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact bench-runs overhead compare
 .DEFAULT_GOAL := help
 
 help:
@@ -105,6 +107,12 @@ bench: env
 
 bench-impact: env
 	$(PY) -m benchmarks.bench_impact $(IMPACT)
+
+overhead: env
+	$(PY) -m benchmarks.overhead $(or $(RECIPE),freight_demo)
+
+bench-runs: env
+	$(PY) -m benchmarks.many_runs $(RUNS)
 
 compare: env
 	$(PY) -m benchmarks.bench_teacher --prompts 3200 --bare 640 --delay 1.0
