@@ -295,8 +295,8 @@ def main() -> None:
             print("pilotage: stopped; finished stages are kept and reused", file=sys.stderr)
             sys.exit(128 + _stopped_by[0])
         service = type(error).__module__.partition(".")[0] in ("httpx", "prefect", "sqlalchemy")
-        # Prefect's own words, in a plain RuntimeError, for a temporary server that does not start.
-        service = service or "Prefect API server" in str(error)
+        # A server that does not start or answer is a plain RuntimeError of Prefect's.
+        service = service or (isinstance(error, RuntimeError) and _raised_by(error) == "prefect")
         if service or isinstance(error, OSError):
             # A full disk, a server or database that went away: the machine's, not a bug.
             print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
@@ -307,6 +307,15 @@ def main() -> None:
         # A bug, with its traceback: what libraries say in it may hold a secret.
         print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         sys.exit(EXIT_CRASH)
+
+
+def _raised_by(error: BaseException) -> str:
+    """Top-level package of the code that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(module).partition(".")[0]
 
 
 FULL_DISK = 100 << 20

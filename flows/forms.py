@@ -8,12 +8,20 @@ the checkout hold when the deployment is registered; a path to a file of one's o
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from eval_suites.loader import shipped as shipped_suites
 from recipes.loader import shipped as shipped_recipes
+from registry.errors import Problem, UserError
 
 Reason = Annotated[str, StringConstraints(strip_whitespace=True)]
 
@@ -57,6 +65,26 @@ def at(position: int, **more: Any) -> dict[str, Any]:
 
 class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+F = TypeVar("F", bound=Request)
+
+
+def request_of(form: type[F], **words: Any) -> F:
+    """A command line's words as a request. Raises `UserError` with all that the form refuses."""
+    try:
+        return form.model_validate(words)
+    except ValidationError as error:
+        raise UserError(
+            [
+                Problem(
+                    f"{'.'.join(map(str, one['loc']))} {one['input']!r}",
+                    one["msg"],
+                    str(form.model_fields[str(one["loc"][0])].description),
+                )
+                for one in error.errors()
+            ]
+        ) from None
 
 
 class RecipeRequest(Request):

@@ -23,11 +23,8 @@ def nightly(
     as_json: Json = False,
 ) -> None:
     """Release every recipe of the matrix, each by itself; exit 0 only if all of them passed."""
-    from pydantic import ValidationError
-
-    from flows.forms import NightlyRequest
+    from flows.forms import NightlyRequest, request_of
     from flows.prefect_home import prepare_prefect
-    from registry.errors import UserError
     from tasks.engines.subprocesses import own_children
 
     prepare_prefect()
@@ -39,11 +36,7 @@ def nightly(
         **({"recipes": recipes} if recipes else {}),
     }
 
-    try:
-        request = NightlyRequest.model_validate(asked)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError.at(f"--{first['loc'][0]} {first['input']!r}", first["msg"]) from None
+    request = request_of(NightlyRequest, **asked)
     own_children()
     from flows.endings import outcome_of
     from flows.nightly import night_of, run_nightly
@@ -64,7 +57,7 @@ def maintain(
     as_json: Json = False,
 ) -> None:
     """Remove what nothing refers to any more; exit 4 where a step failed."""
-    from flows.forms import MaintainRequest
+    from flows.forms import MaintainRequest, request_of
     from flows.prefect_home import prepare_prefect
 
     prepare_prefect()
@@ -75,7 +68,7 @@ def maintain(
     from tasks.maintaining import table
 
     own_children()
-    steps = outcome_of(clean_up, MaintainRequest(days=days, minutes=minutes))
+    steps = outcome_of(clean_up, request_of(MaintainRequest, days=days, minutes=minutes))
     show([asdict(step) for step in steps] if as_json else table(steps, days), as_json)
     if any(step.failed for step in steps):
         raise typer.Exit(EXIT_INFRASTRUCTURE)

@@ -34,14 +34,14 @@ def promote(
 ) -> None:
     """Point an alias to a bundle that passed, on recorded evidence alone; smoke-tested."""
     _begin()
-    from flows.forms import PromoteRequest
+    from flows.forms import PromoteRequest, request_of
     from flows.promote import promote_bundle
     from tasks.bundles import check_text
 
     words = {"BUNDLE": bundle, "--alias": alias, "--reason": reason, "--policy": policy or ""}
     check_text(words)
-    request = PromoteRequest(
-        bundle=bundle, alias=alias, policy=policy, reason=reason, approve=approve
+    request = request_of(
+        PromoteRequest, bundle=bundle, alias=alias, policy=policy, reason=reason, approve=approve
     )
     outcome = promote_bundle(request)
     # None is for runs of a deployment alone, which may find that another one asks already.
@@ -62,14 +62,15 @@ def rollback(
 ) -> None:
     """Point the champion back to an earlier one."""
     _begin()
-    from flows.forms import RollbackRequest
+    from flows.forms import RollbackRequest, request_of
     from flows.rollback import roll_back_model
-    from tasks.bundles import check_text
+    from tasks.bundles import check_model_name, check_text
 
-    check_text({"MODEL": model, "--reason": reason})
+    check_model_name(model)
+    check_text({"--reason": reason})
     if not reason.strip():
         raise UserError.at("--reason", "is empty", "say why: it stands in the ledger")
-    request = RollbackRequest(model=model, reason=reason, to=to, smoke=smoke)
+    request = request_of(RollbackRequest, model=model, reason=reason, to=to, smoke=smoke)
     _show(roll_back_model(request), as_json)
 
 

@@ -20,11 +20,11 @@ def run_release(
     """The outcome, of a refusal too. Raises what the flow ended with where it failed."""
     with server_meanwhile():
         from flows.endings import outcome_of
-        from flows.forms import ReleaseRequest
+        from flows.forms import ReleaseRequest, request_of
         from flows.release import release_model
 
         import_mlflow()
-    request = ReleaseRequest(recipe=recipe, overrides=list(overrides), prompts=prompts)
+    request = request_of(ReleaseRequest, recipe=recipe, overrides=list(overrides), prompts=prompts)
     return outcome_of(release_model, request)
 
 

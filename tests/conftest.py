@@ -22,12 +22,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A fresh `PILOTAGE_HOME`."""
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A fresh `PILOTAGE_HOME`, and nothing of what a command that ran in this process has set.
+
+    Without `monkeypatch`, so that this is what is undone last.
+    """
+    before = dict(os.environ)
     folder = tmp_path / "pilotage-home"
-    monkeypatch.setenv("PILOTAGE_HOME", str(folder))
+    os.environ["PILOTAGE_HOME"] = str(folder)
     # A test waits for no release of this machine, nor for another test.
-    monkeypatch.setenv("PILOTAGE_DEVICE_LOCKS", str(tmp_path))
+    os.environ["PILOTAGE_DEVICE_LOCKS"] = str(tmp_path)
     settings.cache_clear()
     yield folder
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
     settings.cache_clear()

@@ -54,7 +54,7 @@ def test_the_form_has_its_fields_in_order_and_offers_the_shipped_recipes() -> No
 @pytest.mark.parametrize(
     ("form", "asked"),
     [
-        (PromoteRequest, ["bundle", "alias", "policy", "reason", "expected", "actor"]),
+        (PromoteRequest, ["bundle", "alias", "policy", "reason", "expected", "actor", "approve"]),
         (RollbackRequest, ["model", "reason", "to", "smoke", "actor"]),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,12 @@ def test_what_is_withdrawn_while_it_is_read_is_absent(
     aged(shelf, STAGE)
     (planned,), _ = shelf.entries()
 
-    def digest_of_file(path: Path) -> str:
+    def digests_of_files(paths: Sequence[Path]) -> list[str]:
         os.utime(shelf.folder(STAGE) / "manifest.json", (0, 0))
         shelf.withdraw(planned)
-        return str(path.stat())
+        return [str(path.stat()) for path in paths]
 
-    monkeypatch.setattr("registry.store.digest_of_file", digest_of_file)
+    monkeypatch.setattr("registry.store.digests_of_files", digests_of_files)
     with pytest.raises(Absent, match="removed while it was read"):
         shelf.find(STAGE)
 
