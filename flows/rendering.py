@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,11 +119,19 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     lines += [
         f"report:    {outcome.report}",
         f"MLflow UI: {_mlflow_ui(home)}",
-        f"Prefect:   PREFECT_HOME={home.prefect_home} {_tool('prefect')} server start",
+        f"Prefect:   {_prefect_ui(home)}",
     ]
     if outcome.champion is not None:
         lines.append(f"serve it:  {_tool('pilotage')} serve {outcome.model}@champion --print")
     return "\n".join(lines)
+
+
+def _prefect_ui(home: Settings) -> str:
+    """Where the run is shown: by the server that has it, or by one that is to be started."""
+    api = os.environ.get("PREFECT_API_URL", "")
+    if api:
+        return api.removesuffix("/api")
+    return f"{_tool('pilotage')} up, then http://127.0.0.1:{home.prefect_port}"
 
 
 def _tool(name: str) -> str:
