@@ -51,7 +51,10 @@ def measure_one(request: CandidateRequest) -> Ended[Measured | None]:
 
 
 def candidate_of(todo: ReleasePlan, request: CandidateRequest) -> CandidatePlan:
-    """Raises `UserError` for a name that the recipe has not got."""
+    """Raises `UserError` for a name that the recipe has not got, and for none."""
+    if not request.candidate:
+        known = ", ".join(one.name for one in todo.candidates)
+        raise UserError.at("candidate", "names none", f"one of: {known}")
     return candidates_of(todo, request.candidate)[0]
 
 

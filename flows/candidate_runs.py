@@ -8,7 +8,8 @@ It holds no device meanwhile. What becomes of a run that did not end well:
   not tried again here;
 - it crashed, failed of a machine's fault, or never found a worker: measured here, by the release.
   What it finished is reused, and a night survives a worker that died;
-- somebody cancelled it: the release ends too. To measure it here would undo what a person decided;
+- somebody cancelled or deleted it: the release ends too. To measure it here would undo what a
+  person decided;
 - it ran on an unlike machine, took too long, or left its results in another store: the release ends
   as a fault of the machines, because measured again it would be the same, or hide the mistake.
 """
@@ -16,6 +17,8 @@ It holds no device meanwhile. What becomes of a run that did not end well:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +30,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.utilities.urls import url_for
 
 from flows.candidate import UNLIKE, keys_of, own_stages, reason_of
@@ -42,13 +45,16 @@ from tasks.latency import will_run
 from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.progress import LOG
 from tasks.serving import short_of_memory
-from tasks.stages import adopt, store
+from tasks.stages import adopt, leave_out, store
 
 ASK_EVERY = 3.0
 """Seconds between two looks at the runs."""
 
 TRIES = 9
 """Runs of one candidate that one release may start, all its retries together."""
+
+SERVER_FAULTS = (PrefectException, httpx.HTTPError, OSError, ValueError)
+"""Of a server that is away, refuses, or does not speak as one."""
 
 CANCEL_WAIT = 60.0
 """Seconds for a run that was told to stop: a worker kills it after 30."""
@@ -61,10 +67,11 @@ def measure_candidates(todo: ReleasePlan, request: RecipeRequest) -> list[Measur
         return [measure_candidate(todo, wanted) for wanted in todo.candidates]
     begun = datetime.now(UTC)
     runs = Runs(deployment)
-    for wanted in todo.candidates:
-        if is_missing(todo, wanted):
-            runs.start(wanted.name, request_of(todo, wanted, request))
-    ends = runs.wait()
+    with runs.ended():
+        for wanted in todo.candidates:
+            if is_missing(todo, wanted):
+                runs.start(wanted.name, request_of(todo, wanted, request))
+        ends = runs.wait()
     return [result(todo, wanted, ends.get(wanted.name), begun) for wanted in todo.candidates]
 
 
@@ -78,6 +85,8 @@ def result(todo: ReleasePlan, wanted: CandidatePlan, end: End | None, begun: dat
     if what == "refused":
         reason = reason_of(wanted.name, end.message)
         LOG.error("%s: %s", wanted.name, reason)
+        adopt(own_stages(wanted), begun)
+        leave_out(*own_stages(wanted))
         return Measured(wanted.name, failure=reason, draft=wanted.draft is not None)
     if what == "measure":
         LOG.warning("%s: %s; the release measures it itself", wanted.name, end)
@@ -156,6 +165,15 @@ class Runs:
         self._open: dict[str, UUID] = {}
         self._states: dict[str, State[Any]] = {}
         self._ends: dict[str, End] = {}
+        self._unanswered = False
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """A release that is stopped here stops the runs that it has started."""
+        try:
+            yield
+        finally:
+            self._cancel(list(self._open))
 
     def start(self, name: str, request: CandidateRequest) -> None:
         """Start the run of a candidate, or find the one that this release started before.
@@ -181,24 +199,17 @@ class Runs:
                     "the Prefect server has no such deployment",
                     "`pilotage deploy` registers candidate/one; or leave the variable empty",
                 ) from None
-            except httpx.HTTPError as error:
+            except SERVER_FAULTS as error:
                 raise InfrastructureError(f"candidate {name} was not started: {error}") from error
-            state = run.state
-            # One of an earlier try of this release that came to nothing is not asked again.
-            if state is None or not state.is_final() or state.is_completed():
+            # One of an earlier try of this release that has ended is not asked again: what it
+            # left is gone or too old, or nobody would start a run.
+            if run.state is None or not run.state.is_final():
                 break
         self._open[name] = run.id
         self._link(name, run.id)
 
     def wait(self) -> dict[str, End]:
-        """How each run ended, by candidate. A release that is stopped here stops its runs."""
-        try:
-            self._wait()
-        finally:
-            self._cancel(list(self._open))
-        return self._ends
-
-    def _wait(self) -> None:
+        """How each run ended, by candidate."""
         began = waiting_since = time.monotonic()
         while self._open:
             time.sleep(ASK_EVERY)
@@ -211,6 +222,7 @@ class Runs:
             elif now - waiting_since > settings().candidate_start:
                 # Cancelled first: one that starts after all would measure beside the release.
                 self._give_up("never started")
+        return self._ends
 
     def _look(self) -> bool:
         """Read the states of the open runs; whether one of them is another than before."""
@@ -219,9 +231,18 @@ class Runs:
             try:
                 with get_client(sync_client=True) as client:
                     state = client.read_flow_run(run).state
-            except httpx.HTTPError as error:
-                LOG.warning("candidate %s: Prefect does not answer (%s)", name, error)
+            except ObjectNotFound:
+                self._end(name, End(str(run), StateType.CANCELLED, "Deleted"))
+                changed = True
                 continue
+            except SERVER_FAULTS as error:
+                if not self._unanswered:
+                    LOG.warning("candidate %s: Prefect does not answer (%s)", name, error)
+                self._unanswered = True
+                continue
+            if self._unanswered:
+                LOG.info("Prefect answers again")
+            self._unanswered = False
             if state is None:
                 continue
             before = self._states.get(name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.endings import Ended, told
 from flows.forms import DistillRequest
-from flows.making import begin, inputs_of, student
+from flows.making import begin, inputs_of, made, student
 from registry.artifacts import ArtifactRef
 
 
 @flow(name="distill", flow_run_name="distill-{request.recipe}", validate_parameters=True)
-def distill_student(request: DistillRequest) -> ArtifactRef:
+@told
+def distill_student(request: DistillRequest) -> Ended[ArtifactRef]:
     """Make or find the merged student of a release recipe."""
-    return student(begin(request, lambda todo: [*inputs_of(todo), todo.distill]))
+    ref = student(begin(request, lambda todo: [*inputs_of(todo), todo.distill]))
+    return made(ref, {"student": ref})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.endings import Ended, told
 from flows.forms import DraftRequest
-from flows.making import begin, candidates_of, drafted, inputs_of, quantized, student
+from flows.making import begin, candidates_of, drafted, inputs_of, made, quantized, student
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import UserError
 from tasks.planning import CandidatePlan, ReleasePlan
 
 
 @flow(name="draft", flow_run_name="draft-{request.recipe}", validate_parameters=True)
-def train_release_draft(request: DraftRequest) -> dict[str, ArtifactRef]:
+@told
+def train_release_draft(request: DraftRequest) -> Ended[dict[str, ArtifactRef]]:
     """Make or find the drafts of a release recipe, by candidate.
 
     Raises `UserError` where no candidate that was asked for has one.
@@ -28,11 +30,17 @@ def train_release_draft(request: DraftRequest) -> dict[str, ArtifactRef]:
 
     todo = begin(request, wanted)
     student(todo)
-    made = {}
+    found = {}
     for one in asked(todo, request.candidate):
         quantized(todo, one)
-        made[one.name] = drafted(todo, one)
-    return {name: ref for name, ref in made.items() if ref is not None}
+        ref = drafted(todo, one)
+        if ref is not None:
+            found[one.name] = ref
+    told = {
+        name if ref.summary["measured"] else f"{name} (not measured: {ref.summary['reason']})": ref
+        for name, ref in found.items()
+    }
+    return made(found, told)
 
 
 def asked(todo: ReleasePlan, name: str) -> list[CandidatePlan]:

@@ -26,6 +26,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 PROMOTED, PASSED, REFUSED, FAILED = "Promoted", "Passed", "Refused", "Failed"
+COMPLETED, ROLLED_BACK = "Completed", "RolledBack"
 LONGEST = 600
 """Characters of the line that a state's message is."""
 
@@ -154,8 +155,10 @@ def move_ended(outcome: AliasOutcome) -> Ended[AliasOutcome]:
     if not outcome.changed:
         return Ended(outcome, PASSED, line(f"PASS: {where} is {now} already"))
     was = f"version {outcome.before}" if outcome.before is not None else "nothing"
-    name = PROMOTED if outcome.action == "promote" else "RolledBack"
-    return Ended(outcome, name, line(f"PASS: {where}: {was} -> {now}"))
+    said = line(f"PASS: {where}: {was} -> {now}")
+    if outcome.action == "promote":
+        return Ended(outcome, PROMOTED, said)
+    return Ended(outcome, ROLLED_BACK, said)
 
 
 def line(text: str, end: str = "") -> str:

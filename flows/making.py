@@ -8,8 +8,10 @@ before it, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from flows.endings import COMPLETED, Ended, line
 from flows.forms import RecipeRequest
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle
@@ -19,7 +21,7 @@ from tasks.draft_checkpoints import CHOSEN, choose_checkpoint
 from tasks.engines.subprocesses import end_leftovers
 from tasks.models import prepare_model
 from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
-from tasks.progress import LOG
+from tasks.progress import LOG, spell
 from tasks.prompts import prepare_prompts
 from tasks.quantization import quantize
 from tasks.serving import RemoteTeacher, Served, ServedBundle, bundle_of, part_of
@@ -27,6 +29,8 @@ from tasks.speculation import train_draft
 from tasks.stages import begin_run
 from tasks.student_template import check_student_template
 from tasks.teacher_data import generate_teacher_data
+
+T = TypeVar("T")
 
 
 def begin(
@@ -98,6 +102,15 @@ def make_bundle(todo: ReleasePlan, wanted: CandidatePlan) -> Bundle:
     if drafted(todo, wanted) is not None and wanted.draft is not None:
         draft = part_of(wanted.draft, CHOSEN)
     return bundle_of(wanted.name, target, draft, wanted.config)
+
+
+def made(outcome: T, refs: Mapping[str, ArtifactRef]) -> Ended[T]:
+    """What a flow of stages alone ends with: each by its name, whether it was there, and where."""
+    told = [
+        f"{name}: {'reused' if ref.reused else f'made in {spell(ref.seconds)}'}: {ref.path}"
+        for name, ref in refs.items()
+    ]
+    return Ended(outcome, COMPLETED, line("; ".join(told)))
 
 
 def inputs_of(todo: ReleasePlan) -> list[Stage]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.endings import Ended, told
 from flows.forms import QuantizeRequest
-from flows.making import begin, candidates_of, inputs_of, quantized, student
+from flows.making import begin, candidates_of, inputs_of, made, quantized, student
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import UserError
 from tasks.planning import CandidatePlan, ReleasePlan
 
 
 @flow(name="quantize", flow_run_name="quantize-{request.recipe}", validate_parameters=True)
-def quantize_student(request: QuantizeRequest) -> dict[str, ArtifactRef]:
+@told
+def quantize_student(request: QuantizeRequest) -> Ended[dict[str, ArtifactRef]]:
     """Make or find the quantized students of a release recipe, by candidate.
 
     Raises `UserError` where no candidate that was asked for is quantized.
@@ -24,8 +26,9 @@ def quantize_student(request: QuantizeRequest) -> dict[str, ArtifactRef]:
 
     todo = begin(request, wanted)
     student(todo)
-    made = {one.name: quantized(todo, one) for one in asked(todo, request.candidate)}
-    return {name: ref for name, ref in made.items() if ref is not None}
+    refs = {one.name: quantized(todo, one) for one in asked(todo, request.candidate)}
+    found = {name: ref for name, ref in refs.items() if ref is not None}
+    return made(found, found)
 
 
 def asked(todo: ReleasePlan, name: str) -> list[CandidatePlan]:

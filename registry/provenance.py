@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 from registry.digests import digest_of
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
+from registry.redaction import without_secrets
 from registry.settings import CHECKOUT, settings
 
 DRIVER_TOOLS = (
@@ -70,6 +71,7 @@ def serve_versions() -> dict[str, str | None]:
     try:
         answer = subprocess.run(
             [str(python), "-I", "-c", _ASK_VERSIONS, *SERVE_TOOLS, UNPACKED],
+            env=without_secrets(os.environ),
             capture_output=True,
             text=True,
             timeout=60,
@@ -164,7 +166,13 @@ def provenance() -> dict[str, Any]:
 
 def _git(*words: str) -> str:
     answer = subprocess.run(
-        ["git", *words], cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=True
+        ["git", *words],
+        env=without_secrets(os.environ),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
     return answer.stdout.strip()
 
@@ -178,16 +186,35 @@ def _version(name: str) -> str | None:
 
 
 def _gpus() -> list[str]:
+    said = nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return [line.strip() for line in said.splitlines() if line.strip()]
+
+
+DEVICE_FILES = Path("/dev")
+
+
+def nvidia_smi(*words: str) -> str:
+    """What it prints; empty on a machine without a GPU.
+
+    Raises `InfrastructureError` where there is a GPU and it does not answer (a driver that was
+    changed under it, a GPU that fell off the bus): the machine would pass as one without.
+    """
     if shutil.which("nvidia-smi") is None:
-        return []
+        return ""
+    command = ["nvidia-smi", *words]
+    env = without_secrets(os.environ)
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        node = next(DEVICE_FILES.glob("nvidia[0-9]*"), None)
+        if node is None:
+            return ""
+        # It writes its errors where it writes its answers.
+        said = getattr(error, "stdout", None)
+        why = " ".join(said.split()) if isinstance(said, str) and said.strip() else str(error)
+        raise InfrastructureError(
+            f"`{' '.join(command)}` failed though {node} is there: {why[:300]}; repair the "
+            "driver, or take the GPU away from this process"
+        ) from None

@@ -18,6 +18,9 @@ from registry.errors import Problem, UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
+DEPLOYMENT = r"^([^/]+/[^/]+)?$"
+"""FLOW/DEPLOYMENT, as Prefect names one, or none."""
+
 
 class Settings(BaseSettings):
     """Read from the environment when first asked for; frozen afterwards."""
@@ -93,11 +96,13 @@ class Settings(BaseSettings):
     )
     release_deployment: str = Field(
         default="",
+        pattern=DEPLOYMENT,
         description="Deployment (release/manual) that a nightly asks for one run per recipe. "
         "Empty: its releases run in its own process, one after the other.",
     )
     candidate_deployment: str = Field(
         default="",
+        pattern=DEPLOYMENT,
         description="Deployment (candidate/one) that measures a release's candidates, one run "
         "each. Empty: the release measures them itself.",
     )
@@ -115,6 +120,7 @@ class Settings(BaseSettings):
 
     smoke_deployment: str = Field(
         default="",
+        pattern=DEPLOYMENT,
         description="Deployment that asks a promotion's smoke prompts, e.g. smoke/on-gpu. Empty: "
         "asked in the process of the promotion.",
     )
@@ -169,6 +175,13 @@ class Settings(BaseSettings):
     @property
     def tracking_uri(self) -> str:
         return self.mlflow_uri or f"sqlite:///{(self.home / 'mlflow.db').resolve()}"
+
+    @property
+    def tracking_file(self) -> Path | None:
+        """MLflow's SQLite file; None where its database is no file."""
+        if not self.tracking_uri.startswith("sqlite:///"):
+            return None
+        return Path(self.tracking_uri.removeprefix("sqlite:///"))
 
     @property
     def mlartifacts_dir(self) -> Path:

@@ -24,15 +24,17 @@ LEASE = 300.0
 """Seconds of a lease; Prefect takes at least 60."""
 RENEW_EVERY = 60.0
 """Seconds. A server that is away for less than `LEASE` minus this never loses the slot."""
+ANSWER = 15.0
+"""Seconds for an answer; Prefect's own minute would be added to every stage where one hangs."""
 
 
 class Slot:
     """One slot of each limit in `names`, limits that are created where they are missing."""
 
-    def __init__(self, names: Sequence[str], left: Sequence[str | None]) -> None:
-        """`left`: leases of holders that were killed."""
+    def __init__(self, names: Sequence[str], left: Sequence[str]) -> None:
+        """`left`: leases of holders that were killed, as their records have them."""
         self._names = list(names)
-        self._left = sorted({one for one in left if one})
+        self._left = leases(left)
         self._lease: UUID | None = None
         self._asking = threading.Lock()
 
@@ -68,7 +70,10 @@ class Slot:
                 self._lease = self._take(client)
             for note in self._noted:
                 note(str(self._lease))
-        except (httpx.HTTPError, OSError) as error:
+        except InfrastructureError:
+            raise
+        except Exception as error:
+            # Whatever a server, or what answers in its place, says: no run dies of it.
             LOG.warning(
                 "Prefect does not give the slot %s (%s: %s); the device is held by its file lock",
                 ", ".join(self._names), type(error).__name__, error,
@@ -79,7 +84,7 @@ class Slot:
         from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 
         while self._left:
-            client.release_concurrency_slots_with_lease(UUID(self._left.pop()))
+            client.release_concurrency_slots_with_lease(self._left.pop())
         for _ in range(3):
             try:
                 answer = client.increment_concurrency_slots_with_lease(
@@ -88,7 +93,8 @@ class Slot:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
                     raise InfrastructureError(
-                        f"Prefect's limit {self._names[0]} is set to no slot: raise it in the UI"
+                        f"Prefect's limit {' or '.join(self._names)} is set to no slot: raise it "
+                        "in the UI"
                     ) from None
                 if error.response.status_code != httpx.codes.LOCKED:
                     raise
@@ -114,12 +120,21 @@ class Slot:
         try:
             with _client() as client:
                 client.release_concurrency_slots_with_lease(self._lease)
-        except (httpx.HTTPError, OSError) as error:
+        except Exception as error:
             LOG.warning(
                 "Prefect was not told that %s is free (%s); its slot ends within %.0f s, and the "
                 "next holder frees it at once",
                 ", ".join(self._names), type(error).__name__, LEASE,
             )  # fmt: skip
+
+
+def leases(written: Sequence[str]) -> list[UUID]:
+    """Those that are some; everybody may write into a record. Pure."""
+    found = set()
+    for one in written:
+        with suppress(ValueError):
+            found.add(UUID(one))
+    return sorted(found)
 
 
 _clients: dict[str | None, tuple[Any, Any]] = {}
@@ -141,8 +156,10 @@ def _client() -> Iterator[Any]:
     settings = known[0] if known else now.settings.copy_with_update({PREFECT_CLIENT_MAX_RETRIES: 0})
     with SettingsContext(profile=now.profile, settings=settings):
         if known is None:
-            # Entered and never left: it is closed with the process.
-            known = _clients[address] = (settings, get_client(sync_client=True).__enter__())
+            # With settings of its own it is not the flow's, which may be of another address and
+            # waits a minute. Entered and never left: it is closed with the process.
+            own = get_client(sync_client=True, httpx_settings={"timeout": ANSWER})
+            known = _clients[address] = (settings, own.__enter__())
         yield known[1]
 
 

@@ -19,9 +19,7 @@ import json
 import os
 import platform
 import re
-import shutil
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -35,6 +33,7 @@ from typing import Any
 import psutil
 
 from registry.errors import InfrastructureError, UserError
+from registry.provenance import nvidia_smi
 from registry.settings import settings
 from tasks.device_slots import Slot
 from tasks.engines.guards import kept_open
@@ -53,6 +52,7 @@ ASK_EVERY, SAY_EVERY = 0.2, 600.0
 
 _mutex = threading.RLock()
 _depth = 0
+_held = ExitStack()
 
 
 @contextmanager
@@ -63,16 +63,20 @@ def exclusive(what: str) -> Iterator[None]:
     `PILOTAGE_DEVICE_WAIT` seconds, then raises `InfrastructureError`.
     """
     global _depth
-    with ExitStack() as held:
+    entered = False
+    try:
         with _mutex:
             if not _depth and not held_by_parent(devices()):
-                held.enter_context(_holding(devices(), what))
+                _held.enter_context(_holding(devices(), what))
             _depth += 1
-        try:
-            yield
-        finally:
-            with _mutex:
-                _depth -= 1
+            entered = True
+        yield
+    finally:
+        with _mutex:
+            _depth -= entered
+            if not _depth:
+                # Who leaves last gives back: a stage starts the server that the next ones ask.
+                _held.close()
 
 
 def is_held() -> bool:
@@ -103,7 +107,7 @@ class _Lock:
     def __init__(self, descriptor: int, what: str) -> None:
         self._descriptor = descriptor
         before = _record(descriptor)
-        self.left_lease: str | None = before.get("lease")
+        self.left_lease = str(before.get("lease") or "")
         """The slot of a holder that was killed: one that ends properly empties its record."""
         self._mine = {
             **(identity(os.getpid()) or {}),
@@ -229,7 +233,7 @@ def _record(descriptor: int) -> dict[str, Any]:
     """What a holder wrote; empty when it wrote nothing that can be read."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -278,20 +282,18 @@ def held_by_parent(names: Sequence[str]) -> bool:
 
 
 def devices() -> tuple[str, ...]:
-    """The devices that a process started by this one would use, sorted; `cpu` without a GPU."""
+    """The devices that a process started by this one would use, sorted; `cpu` without a GPU.
+
+    Raises `InfrastructureError` where there is a GPU and nobody knows which: locking `cpu` instead
+    would let two on it.
+    """
     named, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     return visible(_listing(), named, order) or (CPU,)
 
 
 @lru_cache(maxsize=1)
 def _listing() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    try:
-        words = ["nvidia-smi", "-L"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    return nvidia_smi("-L")
 
 
 def visible(listing: str, named: str | None, order: str | None) -> tuple[str, ...]:
@@ -324,7 +326,7 @@ def visible(listing: str, named: str | None, order: str | None) -> tuple[str, ..
 def _chosen(
     word: str, gpus: list[tuple[str, str, list[str]]], parts: list[list[str]], unlike: bool
 ) -> list[str]:
-    if word.isdigit():
+    if word.isdecimal():
         if int(word) >= len(gpus):
             return []
         return [one for part in parts for one in part] if unlike else parts[int(word)]

@@ -25,7 +25,7 @@ from registry.outcome import StageOutcome
 from registry.provenance import provenance
 from registry.settings import settings
 from registry.shared_store import open_store
-from registry.store import Absent, Store
+from registry.store import Absent, Busy, Store
 from tasks import run_log, run_progress
 from tasks.devices import exclusive, is_held
 from tasks.progress import LOG, spell, working
@@ -155,7 +155,6 @@ def _make(
     number, planned = len(_run) + 1, max(_planned, len(_run) + 1)
     title = f"[{number}/{planned}] {stage.title}"
     run_log.doing(stage.title)
-    estimate = shelf.last_seconds(stage.name, stage.label)
     for attempt in range(1, TRIES + 1):
         try:
             with ExitStack() as shown:
@@ -166,6 +165,7 @@ def _make(
                     if without_device:
                         raise _DeviceFirst
                     LOG.info("%s", reason)
+                    estimate = shelf.last_seconds(stage.name, stage.label)
                     run_progress.begun(
                         key=stage.key,
                         title=stage.title,
@@ -181,7 +181,8 @@ def _make(
                     raise InfrastructureError(f"{stage.title}: {error}") from error
             break
         except InfrastructureError as error:
-            if attempt == TRIES:
+            # A day of waiting for another process is not waited for twice.
+            if attempt == TRIES or isinstance(error, Busy):
                 raise
             pause = 2.0**attempt * random.uniform(0.5, 1.5)
             LOG.warning("%s: %s; trying again in %.0f s", stage.title, error, pause)

@@ -69,6 +69,9 @@ exec 3<&0
                 pass_fds=open_files(),
                 check=True,
             )  # fmt: skip
+        except BaseException:
+            self.dismiss()
+            raise
         finally:
             os.close(reading)
 

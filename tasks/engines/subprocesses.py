@@ -86,23 +86,28 @@ class ProcessTree:
         self._note.parent.mkdir(parents=True, exist_ok=True)
         # Noted before the start: a crash between the two leaves a note that matches nothing.
         self._write_note()
-        self._guard = Guard(self._note, identity(os.getpid()), MARKER)
-        with self.log.open("ab") as out:
-            written = out.tell()
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                cwd=self._cwd,
-                start_new_session=True,
-                pass_fds=open_files(),
-            )
-        if ENGINE_LOG.isEnabledFor(logging.INFO):
-            self._following = Following(self.log, written, self._env)
-        self._root = psutil.Process(self.process.pid)
-        self._write_note()
+        try:
+            self._guard = Guard(self._note, identity(os.getpid()), MARKER)
+            with self.log.open("ab") as out:
+                written = out.tell()
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=self._env,
+                    cwd=self._cwd,
+                    start_new_session=True,
+                    pass_fds=open_files(),
+                )
+            if ENGINE_LOG.isEnabledFor(logging.INFO):
+                self._following = Following(self.log, written, self._env)
+            self._root = psutil.Process(self.process.pid)
+            self._write_note()
+        except BaseException:
+            # No such program, a full disk, a signal: nobody will leave a tree that was not entered.
+            self.stop()
+            raise
 
     def _write_note(self) -> None:
         session = self.process.pid if self.process else None
@@ -140,23 +145,36 @@ class ProcessTree:
         return total
 
     def stop(self) -> None:
-        """End the whole tree and return when nothing of it is alive. Safe to call twice."""
-        if self.process is None:
-            return
-        # What ended before it was asked to, and not well, has something to say.
-        failed = bool(self.process.poll())
-        if self._following is not None and self.process.poll() is None:
-            self._following.ends_here()
-        end_processes(self._members(), grace())
-        # Children that were started while the tree was being ended.
-        end_processes(self._members(), grace())
-        self.process.wait()
-        blot(self.log, self._handed)
-        if self._following is not None:
-            self._following.close(failed)
+        """End the whole tree and return when nothing of it is alive. Safe to call twice.
+
+        Raises `InfrastructureError` where the hard signal does not end one: the kernel keeps a
+        process whose device hangs, and whoever comes next would find it there.
+        """
+        if self.process is not None:
+            self._end(self.process)
         self._note.unlink(missing_ok=True)
         if self._guard is not None:
             self._guard.dismiss()
+
+    def _end(self, front: subprocess.Popen[bytes]) -> None:
+        # What ended before it was asked to, and not well, has something to say.
+        failed = bool(front.poll())
+        if self._following is not None and front.poll() is None:
+            self._following.ends_here()
+        end_processes(self._members(), grace())
+        # Children that were started while the tree was being ended.
+        left = end_processes(self._members(), grace())
+        if not left:
+            front.wait()
+        blot(self.log, self._handed)
+        if self._following is not None:
+            self._following.close(failed)
+        if left:
+            raise InfrastructureError(
+                f"{self.command[0]}: process {', '.join(str(one.pid) for one in left)} outlives "
+                "SIGKILL: its device or disk hangs, and it may still hold memory there; its log "
+                f"is {self.log}"
+            )
 
     def _members(self) -> list[psutil.Process]:
         """The front, its descendants, and whatever else is ours by `marked`."""
@@ -179,12 +197,13 @@ class ProcessTree:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The last `count` non-empty lines of a text file; empty when there is no file."""
-    if not log.exists():
+    """The last `count` non-empty lines of a text file; empty when it cannot be read."""
+    try:
+        with log.open("rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - 64 * 1024))
+            text = handle.read().decode("utf-8", errors="replace")
+    except OSError:
         return ""
-    with log.open("rb") as handle:
-        handle.seek(max(0, log.stat().st_size - 64 * 1024))
-        text = handle.read().decode("utf-8", errors="replace")
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
@@ -244,13 +263,17 @@ def job_main(run: Any) -> None:
     partial.rename(result_file)
 
 
-def end_processes(processes: Sequence[psutil.Process], grace: float) -> None:
-    """SIGTERM to all, SIGKILL after `grace` seconds to those that are still there."""
+def end_processes(processes: Sequence[psutil.Process], grace: float) -> list[psutil.Process]:
+    """SIGTERM to all, SIGKILL after `grace` seconds to those that are still there.
+
+    Those that are there even `grace` seconds after that: usually none.
+    """
     alive = [process for process in processes if _signal(process, hard=False)]
     _, alive = psutil.wait_procs(alive, timeout=grace)
     for process in alive:
         _signal(process, hard=True)
-    psutil.wait_procs(alive, timeout=grace)
+    _, alive = psutil.wait_procs(alive, timeout=grace)
+    return list(alive)
 
 
 def own_children() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import UUID
 
@@ -118,4 +120,45 @@ def test_a_server_that_is_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) ->
         return held and not is_held()
 
     assert away()
+    assert taken() == 0
+
+
+class Login(BaseHTTPRequestHandler):
+    """What stands before a server may answer in its place: 200, and a page for people."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Please log in</html>")
+
+    do_GET = do_POST
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def test_a_server_that_does_not_speak_as_one_stops_nothing() -> None:
+    heavy()
+    login = ThreadingHTTPServer(("127.0.0.1", 0), Login)
+    threading.Thread(target=login.serve_forever, daemon=True).start()
+
+    @flow
+    def odd() -> bool:
+        address = f"http://127.0.0.1:{login.server_address[1]}/api"
+        with temporary_settings({PREFECT_API_URL: address}), exclusive("training"):
+            return is_held()
+
+    try:
+        assert odd()
+    finally:
+        login.shutdown()
+        login.server_close()
+    assert not is_held()
+
+
+def test_a_record_of_nobody_knows_whom_stops_nothing() -> None:
+    heavy()
+    lock_file("cpu").write_text('{"pid": 1, "lease": "no lease"}')
+    assert heavy() == 1
     assert taken() == 0

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prefect.testing.utilities import prefect_test_harness
 from pydantic import BaseModel, ValidationError
 
-from flows.forms import PromoteRequest, ReleaseRequest, RollbackRequest
+from flows.benchmark import benchmark_bundle
+from flows.candidate import measure_one
+from flows.distill import distill_student
+from flows.draft import train_release_draft
+from flows.forms import (
+    BenchmarkRequest,
+    CandidateRequest,
+    DistillRequest,
+    DraftRequest,
+    PromoteRequest,
+    QuantizeRequest,
+    RecipeRequest,
+    ReleaseRequest,
+    RollbackRequest,
+    TeacherRequest,
+)
+from flows.quantize import quantize_student
 from flows.release import release_model
+from flows.teacher import generate_answers
 from recipes.loader import shipped
 from registry.errors import UserError
 
@@ -21,9 +39,24 @@ def prefect() -> Iterator[None]:
         yield
 
 
-def test_a_mistake_in_a_recipe_ends_the_run_as_failed(prefect: None) -> None:
-    state = release_model(ReleaseRequest(recipe="freight_dmo"), return_state=True)
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        (release_model, ReleaseRequest),
+        (generate_answers, TeacherRequest),
+        (distill_student, DistillRequest),
+        (quantize_student, QuantizeRequest),
+        (train_release_draft, DraftRequest),
+        (benchmark_bundle, BenchmarkRequest),
+        (measure_one, CandidateRequest),
+    ],
+)
+def test_a_mistake_in_a_recipe_ends_the_run_as_failed(
+    prefect: None, asked: Any, form: type[RecipeRequest]
+) -> None:
+    state = asked(form(recipe="freight_dmo"), return_state=True)
     assert state.is_failed()
+    assert state.message.startswith("release 'freight_dmo': no recipe or suite of that name")
     with pytest.raises(UserError, match="did you mean 'freight_demo'"):
         state.result()
 

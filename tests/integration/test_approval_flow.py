@@ -212,6 +212,17 @@ def test_a_rejected_version_is_not_chosen_by_the_next_release(
     assert notes[0].endswith("by Mei: looked at the report")
 
 
+def test_a_no_outlives_the_version_that_it_was_said_to(aliases: Aliases, engine: Engine) -> None:
+    """To delete a bad version is tidy; the next night makes its bundle a version again."""
+    two = waiting(aliases)
+    said_no(aliases, two)
+    aliases.client.delete_model_version(MODEL, "2")
+    never_made = outcome(candidate(4)).model_copy(update={"name": "c9", "bundle": ""})
+    left, notes = without_rolled_back(MODEL, [outcome(two), never_made])
+    assert [one.name for one in left] == ["c9"]
+    assert len(notes) == 1 and notes[0].startswith("c2 was not chosen: it is version 2, rejected")
+
+
 def test_a_rejected_version_needs_a_reason_that_is_given_anew(
     aliases: Aliases, engine: Engine
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from registry.artifacts import Stage
 from registry.errors import InfrastructureError
 from registry.settings import CHECKOUT, settings
+from registry.store import Busy
 from tasks.devices import HELD, exclusive, is_held, lock_file
 from tasks.engines.subprocesses import wait_until
 from tasks.stages import adopt, begin_run, make, stages_of_run
@@ -261,3 +263,62 @@ def test_what_a_run_of_its_own_measured_is_taken_as_it_is() -> None:
     again = make(stage, produce, fresh=lambda ref: False, heavy=True)
     assert (again.key, again.made_at) == (ref.key, ref.made_at)
     assert len(stages_of_run()) == 1
+
+
+def test_who_leaves_last_gives_the_device_back(start: Start) -> None:
+    """Two servers of one process: the one that came first may end first."""
+    first, second = exclusive("serving a"), exclusive("serving b")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_held()
+    other = start(HOLD, "another release", ours=False)
+    assert other.stderr is not None
+    assert "waiting for cpu" in other.stderr.readline()
+    second.__exit__(None, None, None)
+    assert not is_held()
+    assert said(other, "held")
+
+
+def test_a_server_that_a_stage_leaves_running_keeps_the_device(start: Start) -> None:
+    """The teacher's: the stage of the answers starts it, its accuracy is measured afterwards."""
+    running = ExitStack()
+
+    def produce(folder: Path) -> dict[str, str]:
+        running.enter_context(exclusive("serving teacher"))
+        (folder / "made").write_text("")
+        return {}
+
+    make(Stage(name="teacher_data", version=1), produce, heavy=True)
+    assert is_held()
+    other = start(HOLD, "another release", ours=False)
+    assert other.stderr is not None
+    assert "waiting for cpu" in other.stderr.readline()
+    running.close()
+    assert said(other, "held")
+
+
+@pytest.mark.parametrize(
+    "record", ["", "nonsense", "[" * 4096, "[]", '{"pid": 1, "lease": ["x"]}', "\0" * 100]
+)
+def test_whatever_stands_in_the_record_the_lock_is_taken(
+    record: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody on the host may write into it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    lock_file("cpu").write_text(record)
+    with exclusive("latency"):
+        assert str(os.getpid()) in lock_file("cpu").read_text()
+    assert lock_file("cpu").read_text() == ""
+
+
+def test_a_day_of_waiting_for_another_writer_is_not_waited_twice() -> None:
+    tries = []
+
+    def produce(folder: Path) -> dict[str, str]:
+        tries.append(folder)
+        raise Busy("another process has been making it for 86400 s")
+
+    with pytest.raises(Busy):
+        make(Stage(name="latency", label="bf16", version=1), produce)
+    assert len(tries) == 1

@@ -14,6 +14,7 @@ from registry.promotion import Backing, plan_rollback, roll_back
 from registry.versions import CHAMPION, PromotionRefused
 from tasks.bundles import weights_as_gated
 from tasks.promoting import SmokeFailed
+from tasks.publishing import without_rolled_back
 from tests.pretend_smoke import (
     SILENT,
     Engine,
@@ -27,6 +28,7 @@ from tests.promotion_builders import (
     MODEL,
     held,
     is_sound,
+    outcome,
 )
 
 pytest_plugins = ["tests.promotion_fixtures"]
@@ -47,6 +49,19 @@ def test_rollback_is_one_command_and_in_the_ledger(aliases: Aliases, engine: Eng
         promoting(two.digest)
     assert promoting(two.digest, reason="it was the prompt").version == 2
     is_sound(aliases)
+
+
+def test_what_was_rolled_back_and_deleted_is_not_chosen_again(
+    aliases: Aliases, engine: Engine
+) -> None:
+    promoting(candidate(1).digest)
+    two = candidate(2)
+    promoting(two.digest)
+    back()
+    aliases.client.delete_model_version(MODEL, "2")
+    left, notes = without_rolled_back(MODEL, [outcome(two)])
+    assert left == []
+    assert notes[0].startswith("c2 was not chosen: it is version 2, rolled back on ")
 
 
 def test_rollback_without_a_smoke_prompt_says_so(aliases: Aliases, engine: Engine) -> None:

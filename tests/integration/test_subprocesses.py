@@ -16,11 +16,18 @@ import psutil
 import pytest
 
 import tasks.engines.guards
+import tasks.engines.subprocesses
 from registry.errors import InfrastructureError
 from registry.settings import CHECKOUT, settings
 from tasks.engines.guards import SHORTEST_GRACE, grace
 from tasks.engines.ports import free_port, listens
-from tasks.engines.subprocesses import ProcessTree, end_leftovers, run_job, wait_until
+from tasks.engines.subprocesses import (
+    ProcessTree,
+    end_leftovers,
+    last_lines,
+    run_job,
+    wait_until,
+)
 
 pytestmark = pytest.mark.alone
 
@@ -275,3 +282,56 @@ def test_a_job_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
     module.write_text("raise SystemExit('the disk is on fire')")
     with pytest.raises(InfrastructureError, match="the disk is on fire"):
         run_job("dies", {}, log=tmp_path / "job.log", env={"PYTHONPATH": str(tmp_path)})
+
+
+def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    tree = ProcessTree([str(tmp_path / "no-such-python")], log=tmp_path / "log")
+    with pytest.raises(FileNotFoundError):
+        tree.start()
+    assert notes() == []
+    assert wait_until(lambda: guards() == [], 10, every=0.05)
+
+
+def test_a_start_that_fails_halfway_ends_what_it_started(
+    stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk when the running tree is noted: it would work on beside the next try."""
+    write, written = tasks.engines.subprocesses._write_note, []
+
+    def full_disk(*arguments: object) -> None:
+        written.append(arguments)
+        if len(written) == 2:
+            stubborn.wait()
+            raise OSError(28, "No space left on device")
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tasks.engines.subprocesses, "_write_note", full_disk)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        ProcessTree(stubborn.command, log=stubborn.log),
+    ):
+        pytest.fail("it was not noted")
+    assert len(written) == 2
+    assert stubborn.alive() == []
+    assert notes() == []
+
+
+def test_what_outlives_the_hard_signal_is_named_within_the_grace(
+    stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel keeps a process whose device hangs: no signal reaches it."""
+    monkeypatch.setattr(tasks.engines.subprocesses, "_signal", lambda process, hard: True)
+    with ProcessTree(stubborn.command, log=stubborn.log) as tree:
+        stubborn.wait()
+        with pytest.raises(InfrastructureError, match=rf"{tree.pid}.* outlives SIGKILL"):
+            tree.stop()
+        assert stubborn.alive() == ["front", "engine"]
+        assert len(notes()) == 1, "a later run tries again"
+        monkeypatch.undo()
+        monkeypatch.setenv("PILOTAGE_STOP_GRACE", str(GRACE))
+    assert stubborn.alive() == []
+
+
+def test_a_log_that_cannot_be_read_has_no_last_lines(tmp_path: Path) -> None:
+    assert last_lines(tmp_path) == ""
+    assert last_lines(tmp_path / "none") == ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.utilities.engine import resolve_inputs_sync
@@ -11,6 +14,7 @@ from flows.candidate import (
     HARDWARE,
     UNLIKE,
     Unlike,
+    candidate_of,
     check_keys,
     ended,
     reason_of,
@@ -19,6 +23,7 @@ from flows.candidate import (
 from flows.candidate_runs import End, decision
 from flows.endings import REFUSED
 from flows.forms import CandidateRequest
+from registry.errors import UserError
 from tasks.judging import Measured
 
 
@@ -33,6 +38,7 @@ from tasks.judging import Measured
         (End("r", StateType.CRASHED, "Crashed"), "measure"),
         (End("r", StateType.FAILED, UNLIKE), "stop"),
         (End("r", StateType.CANCELLED, "Cancelled"), "stop"),
+        (End("r", StateType.CANCELLED, "Deleted"), "stop"),
         (End("r", StateType.CANCELLED, "Cancelled", given_up="never started"), "measure"),
         (End("r", StateType.CANCELLED, "Cancelled", given_up="took too long"), "stop"),
     ],
@@ -80,3 +86,11 @@ def test_prefect_can_look_into_the_request() -> None:
     request = CandidateRequest(expected={"latency bf16": "1" * 64})
     assert not hasattr(request, "keys")
     assert resolve_inputs_sync({"request": request}) == {"request": request}
+
+
+def test_a_request_that_names_no_candidate_measures_none() -> None:
+    # The form allows an empty field; in the forms of single stages that means all of them.
+    todo: Any = SimpleNamespace(candidates=[SimpleNamespace(name=n) for n in ("bf16", "w8a8")])
+    with pytest.raises(UserError, match=r"candidate: names none\n.*one of: bf16, w8a8"):
+        candidate_of(todo, CandidateRequest(candidate=""))
+    assert candidate_of(todo, CandidateRequest(candidate="w8a8")).name == "w8a8"

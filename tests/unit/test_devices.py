@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from registry.errors import UserError
+from registry import provenance
+from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
+from tasks import devices as devices_module
+from tasks.device_slots import leases
 from tasks.devices import HELD, devices, held_by_parent, holder_text, limit_name, lock_file, visible
 from tasks.engines.subprocesses import identity
 
@@ -98,3 +103,38 @@ def test_only_a_live_ancestor_holds_for_its_child(monkeypatch: pytest.MonkeyPatc
 def test_the_limit_names_host_and_device() -> None:
     name = limit_name("GPU-1")
     assert name.startswith("pilotage-") and name.endswith("-GPU-1") and " " not in name
+
+
+@pytest.fixture
+def broken_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An `nvidia-smi` that fails as after an upgrade of the driver; the folder of its GPUs."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho Failed to initialize NVML: version mismatch\nexit 18\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(provenance, "DEVICE_FILES", tmp_path)
+    caches = (devices_module._listing, provenance.hardware)
+    for cached in caches:
+        cached.cache_clear()
+    yield tmp_path
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_gpu_that_does_not_answer_is_not_taken_for_none(broken_driver: Path) -> None:
+    """Its run would lock the CPU, work beside the GPU's holder, and make all anew as on a CPU."""
+    (broken_driver / "nvidia0").touch()
+    for ask in (devices, provenance.hardware):
+        with pytest.raises(InfrastructureError, match=r"nvidia0 is there: Failed to initialize"):
+            ask()
+
+
+def test_a_driver_without_a_gpu_is_no_fault(broken_driver: Path) -> None:
+    assert devices() == ("cpu",)
+    assert provenance.hardware()["gpus"] == []
+
+
+def test_only_leases_are_given_back() -> None:
+    lease = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    assert leases(["", "x", lease, lease]) == [UUID(lease)]

@@ -241,6 +241,12 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda c: c["deployments"].append(copy.deepcopy(_deployment(c, RELEASE))),
         "release/manual: stands there twice",
     ),
+    "a trigger twice": (
+        lambda c: _deployment(c, PROMOTE)["triggers"].append(
+            _deployment(c, PROMOTE)["triggers"][0]
+        ),
+        "pilotage candidate passed: stands there twice",
+    ),
 }
 
 
@@ -298,8 +304,21 @@ def test_the_zombie_automation_knows_every_end_of_our_runs() -> None:
     (zombie,) = [one for one in read_automations() if one["name"] == "pilotage zombie runs"]
     known = {name.removeprefix("prefect.flow-run.") for name in zombie["trigger"]["expect"]}
     named = set().union(*(names_of_ends(path) for path in (CHECKOUT / "flows").glob("*.py")))
-    assert {"Promoted", "Passed", "Refused", "Failed", "Measured", "Infeasible"} <= named
+    ends = {"Promoted", "RolledBack", "Passed", "Refused", "Failed", "Measured", "Infeasible"}
+    assert ends <= named
     assert named | {"Completed", "Failed", "Cancelled", "Crashed"} <= known
+
+
+def test_every_flow_says_in_a_line_how_it_ended() -> None:
+    """And has its progress, its pages and the lines of its engines: `@told` does all of that."""
+    for one in read_deploy_file().deployments:
+        module, _, name = one.entrypoint.rpartition(".")
+        tree = ast.parse((CHECKOUT / f"{module.replace('.', '/')}.py").read_text())
+        (function,) = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+        ]
+        words = {word.id for word in function.decorator_list if isinstance(word, ast.Name)}
+        assert "told" in words, one.entrypoint
 
 
 def names_of_ends(path: Path) -> set[str]:
@@ -310,6 +329,9 @@ def names_of_ends(path: Path) -> set[str]:
             if node.func.id in ("Completed", "Failed", "Crashed", "Ended"):
                 ends += [word.value for word in node.keywords if word.arg == "name"]
             if node.func.id == "Ended":
+                assert not isinstance(node.args[1], ast.Name) or node.args[1].id.isupper(), (
+                    f"{path}:{node.lineno} names its end by a variable: nobody sees which"
+                )
                 ends += node.args[1:2]
     module = import_module(f"flows.{path.stem}") if ends else None
     words = [word for end in ends for word in ast.walk(end)]

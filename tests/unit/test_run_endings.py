@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from flows import benchmark
 from flows.endings import LONGEST, failure, move_ended, release_ended
+from flows.making import made
 from registry.alias_outcome import AliasOutcome
+from registry.artifacts import ArtifactRef
 from registry.errors import UserError
 from registry.outcome import Champion, ReleaseOutcome, Verdict
 from registry.settings import settings
+from tasks.benchmarking import Benchmark
 from tasks.run_pages import (
     artifact_key,
     code,
@@ -25,7 +29,7 @@ from tasks.run_pages import (
 )
 from tests.promotion_builders import bundle, gate
 from tests.promotion_builders import outcome as judged
-from tests.unit.evidence_builders import point
+from tests.unit.evidence_builders import latency, point
 
 
 def release(**changes: Any) -> ReleaseOutcome:
@@ -105,6 +109,32 @@ def test_a_mistake_keeps_its_own_words_and_hides_keys(monkeypatch: pytest.Monkey
     assert failure(UserError.at("a.yaml", "is wrong", "mend it")).startswith("a.yaml: is wrong\n")
     assert failure(ValueError("with planted-secret\nin it")) == "ValueError: with *** in it"
     assert failure(ValueError()) == "ValueError"
+
+
+def test_a_stage_alone_says_what_is_there_and_whether_it_was() -> None:
+    ref = ArtifactRef(
+        stage="quantize", key="ab" * 32, digest="cd" * 32, path=Path("/store/q"),
+        made_at=datetime(2030, 1, 1, tzinfo=UTC), seconds=75.0, reused=False,
+    )  # fmt: skip
+    refs = {"w8a8": ref, "fp8": ref.model_copy(update={"reused": True})}
+    end = made(refs, refs)
+    assert (end.outcome, end.name, end.refused) == (refs, "Completed", False)
+    assert end.message == "w8a8: made in 1 min 15 s: /store/q; fp8: reused: /store/q"
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_benchmark_is_green_only_where_it_passed(verdict: Verdict) -> None:
+    evidence = latency("a" * 64, point(1.0), sla=["e2el p99 2s"], kept_rate=(0.5, None))
+    done = Benchmark(verdict, evidence, Path("/evidence"), 100)
+    end = benchmark.ended(done, "ab" * 32)
+    assert end.refused == (verdict is not Verdict.PASS)
+    assert end.name == ("Passed" if verdict is Verdict.PASS else "Refused")
+    assert end.message == (
+        f"{verdict}: bundle abababababab keeps 0.5 requests/s: e2el p99 2s; evidence /evidence"
+    )
+    none = evidence.model_copy(update={"kept_rate": (None, 1.0)})
+    said = benchmark.ended(Benchmark(verdict, none, Path("/evidence"), 1), "ab" * 32).message
+    assert said.startswith(f"{verdict}: bundle abababababab keeps no rate: ")
 
 
 # -- pages -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from registry.errors import UserError
 from registry.settings import CHECKOUT, Settings, settings
 
 
@@ -20,3 +21,17 @@ def test_a_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
     assert "sk-planted" not in repr(settings())
     assert "sk-planted" not in settings().model_dump_json()
+
+
+@pytest.mark.parametrize("what", ["CANDIDATE", "RELEASE", "SMOKE"])
+@pytest.mark.parametrize("name", ["candidate", "a/b/c", "/one", "candidate/"])
+def test_a_name_that_no_deployment_has_is_a_persons_mistake(
+    what: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PILOTAGE_{what}_DEPLOYMENT", name)
+    settings.cache_clear()
+    with pytest.raises(UserError, match=f"PILOTAGE_{what}_DEPLOYMENT"):
+        settings()
+    monkeypatch.setenv(f"PILOTAGE_{what}_DEPLOYMENT", "candidate/one")
+    settings.cache_clear()
+    assert getattr(settings(), f"{what.lower()}_deployment") == "candidate/one"
