@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -26,6 +27,8 @@ MAX_BYTES = 1 << 20
 MAX_ALIASES = 30
 """A few hundred bytes of aliases to aliases can stand for billions of values."""
 MAX_DEPTH = 100
+LONGEST_NAME = 150
+"""Bytes of a file's name without its ending; a file system takes 255, and a report's adds some."""
 LARGEST = 1 << 63
 """Above it a whole number is none that a program could take."""
 NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -119,6 +122,9 @@ def find(name: str, kind: str, root: Path = RECIPES_DIR) -> Path:
         try:
             path = Path(name).expanduser()
             if path.is_file():
+                if len(os.fsencode(path.stem)) > LONGEST_NAME:
+                    what = f"its name is longer than {LONGEST_NAME} bytes"
+                    raise UserError.at(f"{name!a}", what, "rename it: reports and logs bear it too")
                 return path
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError.at(f"{name[:200]!a}", str(error), f"name a {kind} file") from None

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from registry.digests import digest_of
+from registry.digests import digest_of, digest_of_listing
 
 
 class Stage(BaseModel):
@@ -93,3 +93,17 @@ class Manifest(BaseModel):
     summary: dict[str, Any]
     made_at: datetime
     seconds: float
+
+    @field_validator("parents")
+    @classmethod
+    def _named(cls, parents: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        for role, parent in parents.items():
+            if lacking := {"stage", "key", "digest"} - parent.keys():
+                raise ValueError(f"parent {role} has no {', '.join(sorted(lacking))}")
+        return parents
+
+    @property
+    def is_of_its_files(self) -> bool:
+        """Whether the digest is that of the files which are listed, of which there are some."""
+        listed = {name: file.sha256 for name, file in self.files.items()}
+        return bool(listed) and self.digest == digest_of_listing(listed)

@@ -10,7 +10,7 @@ bring in from outside of all this is refused where recipes are read (`recipes/se
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,16 +18,27 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from registry.digests import canonical_json, digest_of
 from registry.settings import settings
 
+NAME = r"^[A-Za-z0-9_-]+$"
+"""Names that stay in the store, whoever wrote them."""
+
 
 class Part(BaseModel):
     """A folder of weights inside a bundle, by where it lies in the store; never a full path."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stage: str
-    key: str
+    stage: str = Field(pattern=NAME)
+    key: str = Field(pattern=NAME)
     below: str = Field(default="", description="Folder within the artifact's files.")
-    digest: str = Field(description="Digest of that folder's names and contents.")
+    digest: str = Field(pattern=NAME, description="Digest of that folder's names and contents.")
+
+    @field_validator("below")
+    @classmethod
+    def _inside(cls, below: str) -> str:
+        path = PurePosixPath(below)
+        if path.is_absolute() or ".." in path.parts or "\0" in below:
+            raise ValueError(f"{below!r} leaves the artifact's folder")
+        return below
 
     @property
     def path(self) -> Path:

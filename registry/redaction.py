@@ -8,6 +8,8 @@ line of a log, is passed through `redacted`.
 
 from __future__ import annotations
 
+import html
+import json
 import logging
 import mmap
 import os
@@ -21,16 +23,23 @@ from urllib.parse import quote, quote_plus, unquote
 HIDDEN = "***"
 SHORTEST = 8
 """Characters. A shorter value is no key, and its letters stand in other words too."""
+LONG_LINE = 20
+"""Characters of a line that is hidden by itself."""
 
 _OURS = ("PILOTAGE_MLFLOW_URI", "PILOTAGE_LEDGER_URI", "PILOTAGE_NOTIFY_URL", "PILOTAGE_STORE_URL")
 """Addresses: a password may stand in them, and of a webhook the address itself is the secret."""
 
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:API_?|ACCESS_?|PRIVATE_?)?(?:KEY|TOKEN|SECRET|AUTH_STRING|CONNECTION_STRING)(?:$|_)"
-    r"|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK",
+    r"(?:^|_)(?:API_?|ACCESS_?|PRIVATE_?)?(?:KEYS?|TOKEN|SECRETS?|AUTH_STRING|CONNECTION_STRING)(?:$|_)"
+    r"|_(?:PASS|PWD|PAT)$|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<userinfo>[^\s/?#'\"<>]+)@")
+_TO_DATABASE = re.compile(
+    r"(?P<scheme>\b(?!https?:)[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<userinfo>[^\s:/@]*:[^\s@]+)@"
+)
+"""Drivers take passwords that hold what no URL may hold unencoded: slashes, `#`, quotes."""
+_ADDRESSES = (_TO_DATABASE, _USERINFO)
 _IN_QUERY = re.compile(
     r"(?P<name>[?&](?:[\w-]*(?:api_?-?key|token|password|secret|signature)|key|sig|auth)=)"
     r"[^&\s'\"<>]+",
@@ -48,7 +57,8 @@ _SHAPES = re.compile(
 
 def is_secret(name: str, value: str) -> bool:
     """Whether an environment variable holds a secret, by its name or by its value. Pure."""
-    return name in _OURS or _named_as_secret(name) or _USERINFO.search(value) is not None
+    said = any(form.search(value) for form in _ADDRESSES)
+    return name in _OURS or _named_as_secret(name) or said
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
@@ -59,17 +69,21 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def secret_values(environment: Mapping[str, str]) -> list[str]:
     """The secret words of an environment, the longest first. Pure.
 
-    Of an address only the password is one, but for a webhook's, which is one as a whole.
+    Of an address only the password is one, but for a webhook's, which is one as a whole. Of a text
+    of several lines (a key file's) each line is one: texts are cut at their ends.
     """
     found: set[str] = set()
     for name, value in environment.items():
         if not is_secret(name, value):
             continue
-        passwords = [_password(match["userinfo"]) for match in _USERINFO.finditer(value)]
+        passwords = [
+            _password(match["userinfo"]) for form in _ADDRESSES for match in form.finditer(value)
+        ]
         found.update(passwords, map(unquote, passwords))
         whole = _named_as_secret(name) or name == "PILOTAGE_NOTIFY_URL"
         if whole and not passwords and not _is_place(value):
             found.add(value.strip())
+            found.update(line.strip() for line in value.splitlines() if len(line) >= LONG_LINE)
     return sorted((one for one in found if len(one) >= SHORTEST), key=len, reverse=True)
 
 
@@ -80,7 +94,8 @@ def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
             if spelled in text:
                 text = text.replace(spelled, HIDDEN)
     if "://" in text:
-        text = _USERINFO.sub(_hide_password, text)
+        for form in _ADDRESSES:
+            text = form.sub(_hide_password, text)
     text = _IN_QUERY.sub(rf"\g<name>{HIDDEN}", text)
     text = _IN_HEADER.sub(rf"\g<name>{HIDDEN}", text)
     return _SHAPES.sub(HIDDEN, text)
@@ -108,8 +123,8 @@ class _Redacting:
         record: logging.LogRecord = self._make(*arguments, **options)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError, KeyError):
-            # Of a library that gives other arguments than its message wants; logging says so.
+        except Exception:
+            # Arguments that do not fit the message or cannot be shown: logging says so, as ever.
             return record
         hidden = redacted(text)
         if hidden != text:
@@ -125,7 +140,8 @@ def blot(file: Path, words: Sequence[str]) -> None:
     if not words or not file.is_file() or not file.stat().st_size:
         return
     with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
-        for raw in {spelled.encode() for word in words for spelled in _spellings(word)}:
+        spelled = {one for word in words for one in _spellings(word)}
+        for raw in {os.fsencode(one) for one in spelled}:
             place = content.find(raw)
             while place >= 0:
                 content[place : place + len(raw)] = b"*" * len(raw)
@@ -133,8 +149,18 @@ def blot(file: Path, words: Sequence[str]) -> None:
 
 
 def _spellings(value: str) -> set[str]:
-    """As it is, in a URL, and in a text with escapes."""
-    return {value, quote(value, safe=""), quote_plus(value), value.replace("\\", "\\\\")}
+    """As it is, in a URL, in JSON, in Python's own words, and in HTML."""
+    raw = os.fsencode(value)  # a variable may hold bytes that are no text
+    return {
+        value,
+        quote(raw, safe=""),
+        quote(raw),
+        quote_plus(raw),
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        html.escape(value),
+    }
 
 
 @lru_cache(maxsize=4096)

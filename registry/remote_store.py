@@ -102,8 +102,11 @@ class RemoteStore:
         """
         source = self._files(manifest)
         targets = {name: folder / name for name in manifest.files}
-        for path in targets.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for path in targets.values():
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise Damaged("a name in its manifest is a file and a folder") from None
         try:
             self._ask(
                 "read",
@@ -240,7 +243,11 @@ class RemoteStore:
         at = f"{self._root}/.probe/{uuid.uuid4().hex}"
         self._ask("write", lambda: self._create(at, b"probe"))
         try:
-            if self._ask("read", lambda: self._fs.cat_file(at)) != b"probe":
+            try:
+                found = self._ask("read", lambda: self._fs.cat_file(at))
+            except FileNotFoundError:
+                found = None
+            if found != b"probe":
                 return "what was written is not what is read"
             try:
                 self._ask("write", lambda: self._create(at, b"again"))
@@ -248,7 +255,8 @@ class RemoteStore:
                 return ""
             return "writes over what is there although it was told not to (If-None-Match)"
         finally:
-            self._ask("delete", lambda: self._fs.rm_file(at))
+            with suppress(FileNotFoundError):
+                self._ask("delete", lambda: self._fs.rm_file(at))
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -327,15 +335,15 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _manifest(text: bytes, stage: str, key: str) -> Manifest | None:
-    """None for one that is cut, of another key, or names a file outside its folder."""
+    """None for one that is cut, of another key or digest, or names a file outside its folder."""
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError:
         return None
     sound = (manifest.stage, manifest.key) == (stage, key) and all(
-        map(_stays_inside, (manifest.digest, *manifest.files))
+        map(_stays_inside, manifest.files)
     )
-    return manifest if sound and "/" not in manifest.digest else None
+    return manifest if sound and manifest.is_of_its_files else None
 
 
 def _stays_inside(name: str) -> bool:

@@ -108,6 +108,9 @@ class Store:
             except (OSError, ValidationError):
                 odd.append(folder)
                 continue
+            if (manifest.stage, manifest.key) != (folder.parent.name, folder.name):
+                odd.append(folder)  # a copy that somebody made
+                continue
             found.append(
                 Entry(
                     stage=folder.parent.name,
@@ -234,12 +237,15 @@ class Store:
         locks.mkdir(parents=True, exist_ok=True)
         lock = FileLock(locks / f"{name}-{key[:32]}.lock", timeout=timeout)
         try:
-            with lock:
-                yield
+            lock.acquire()
         except Timeout:
             raise Busy(
                 f"another process has been making store/{name}/{key[:12]} for {timeout:.0f} s"
             ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     # -- removing --------------------------------------------------------------------------
 
@@ -292,22 +298,26 @@ class Store:
                 old = now - path.stat().st_mtime > older_than
             except OSError:  # its writer has just ended
                 continue
-            if old or path.name.startswith(OUT) or self._writer_is_dead(path):
+            alive = self._writer_lives(path)
+            if path.name.startswith(OUT) or (old if alive is None else not alive):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
         return removed
 
-    def _writer_is_dead(self, incoming: Path) -> bool:
-        """Whether the key that a folder of `.incoming` was made for is known, and nobody's now."""
+    def _writer_lives(self, incoming: Path) -> bool | None:
+        """Whether somebody holds the key that a folder of `.incoming` was made for; None: no lock.
+
+        A stage may take days, and a clock may jump: its folder's age says nothing then.
+        """
         name = glob.escape(incoming.name.rpartition("-")[0])
         for lock in (self.root / ".locks").glob(f"{name}*.lock"):
             try:
                 with FileLock(lock, timeout=0):
                     # Found by name before it was asked for: its writer may have ended in between.
-                    return incoming.exists()
+                    return not incoming.exists()
             except Timeout:
-                return False
-        return False
+                return True
+        return None
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -341,6 +351,8 @@ class Store:
         manifest = self._manifest(folder, name)
         if manifest.key != stage.key:
             raise Absent(f"{name}: manifest is of another key")
+        if not manifest.is_of_its_files:
+            raise Absent(f"{name}: the manifest's digest is not that of its files")
         files = folder / "files"
         try:
             present = {path.relative_to(files).as_posix(): path for path in files_below(files)}

@@ -29,7 +29,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {"s3": {"max_concurrency": AT_ONCE, "confi
 
 def check_url(url: str) -> None:
     """Raises `UserError` for what is no URL of a store, or holds a secret; it is not repeated."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # `[` without its `]`
+        raise UserError.at(
+            VARIABLE, f"is no URL: {error}", "e.g. s3://bucket/prefix or file:///folder"
+        ) from None
     if parts.password or (parts.scheme != "file" and (parts.query or parts.fragment)):
         raise UserError.at(
             VARIABLE,
@@ -41,7 +46,13 @@ def check_url(url: str) -> None:
         raise UserError.at(
             f"{VARIABLE}={url}", "is no URL of a store", "e.g. s3://bucket/prefix or file:///folder"
         )
-    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+    if parts.scheme == "memory":
+        raise UserError.at(
+            f"{VARIABLE}={url}",
+            "is gone with the process that wrote it",
+            "e.g. s3://bucket/prefix or file:///folder",
+        )
+    if parts.scheme in ("file", "local") and (parts.netloc or not parts.path.startswith("/")):
         raise UserError.at(
             f"{VARIABLE}={url}", "names no absolute folder", "three slashes: file:///shared/folder"
         )

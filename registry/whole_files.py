@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    """Of two that write one file at once, the later one's counts."""
+    partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

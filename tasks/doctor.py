@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -33,6 +34,7 @@ from registry.provenance import (
     provenance,
     tools,
 )
+from registry.redaction import without_secrets
 from registry.remote_store import RemoteStore
 from registry.settings import CHECKOUT, settings
 from registry.store import Absent, Store
@@ -138,19 +140,21 @@ def serve_environment() -> Environment | str:
     try:
         answer = subprocess.run(
             [str(python), "-I", "-c", _ASK_EVERYTHING],
+            env=without_secrets(os.environ),
             capture_output=True,
             text=True,
             timeout=120,
             check=True,
         )
         said = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Environment(python=said["python"], distributions=_normalized(said["distributions"]))
+    except (OSError, subprocess.SubprocessError, LookupError, TypeError, ValueError) as error:
         return f"{python} does not run: {error}"
-    return Environment(python=said["python"], distributions=_normalized(said["distributions"]))
 
 
-def _normalized(versions: Mapping[str, str]) -> dict[str, str]:
-    return {_normal(name): version for name, version in versions.items()}
+def _normalized(versions: Mapping[str | None, str | None]) -> dict[str, str]:
+    """What a broken installation left has neither name nor version (JSON: `null`)."""
+    return {_normal(name): version for name, version in versions.items() if name and version}
 
 
 def _normal(name: str) -> str:

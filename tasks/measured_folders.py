@@ -34,7 +34,8 @@ def begun(folder: Path, finished: str, identity: Mapping[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         # Left by a stop while the first file was written.
-        file.with_suffix(".partial").unlink(missing_ok=True)
+        for left in folder.glob(f"{file.stem}.*.partial"):
+            left.unlink(missing_ok=True)
         strange = known is None and any(folder.iterdir())
     except (FileExistsError, NotADirectoryError):
         raise UserError.at(folder, "is no folder", "name another one with --out") from None

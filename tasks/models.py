@@ -16,8 +16,9 @@ from registry.settings import settings
 from tasks import demo_data
 from tasks.engines import tiny_llama
 from tasks.engines.checkpoint_files import checkpoint_problems
-from tasks.engines.model_files import check_template, check_weights, tokenizer_problem
+from tasks.engines.model_files import check_weights, tokenizer_problem
 from tasks.engines.subprocesses import run_job
+from tasks.engines.template_check import check_apart
 from tasks.prompt_files import write_jsonl
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
@@ -74,7 +75,7 @@ def check_given_model(path: Path, role: str) -> None:
     if problems := checkpoint_problems(path):
         raise UserError(problems)
     check_weights(path, f"the {role}'s own folder")
-    check_template(path)
+    check_apart(path)
     if problem := tokenizer_problem(path):
         raise UserError.at(path, problem, "copy the tokenizer's files beside the weights")
 

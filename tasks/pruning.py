@@ -12,7 +12,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -159,9 +159,17 @@ def abandoned(bench: Path, before: datetime) -> list[Path]:
     return [
         folder
         for folder in sorted(bench.glob("*"))
-        if _UNFINISHED.fullmatch(folder.name)
-        and max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) < before.timestamp()
+        if _UNFINISHED.fullmatch(folder.name) and _touched(folder) < before.timestamp()
     ]
+
+
+def _touched(folder: Path) -> float:
+    """When something in a folder was last changed; of a link its own time counts."""
+    newest = 0.0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):  # somebody works in it
+            newest = max(newest, path.lstat().st_mtime)
+    return newest
 
 
 def referred(entries: Iterable[Entry], since: datetime) -> dict[Name, list[str]]:

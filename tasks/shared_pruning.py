@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from registry.artifacts import Manifest
 from registry.errors import UserError
@@ -121,9 +122,11 @@ def orphans(
 ) -> list[str]:
     """Names below a key that its entry does not need, and that nobody has touched since `before`.
 
-    `manifest` is that of the highest `number` (0: there is none); None: it cannot be read. The
-    highest number stays then, so that whoever makes the entry anew knows which one is the next.
+    `manifest` is that of the highest `number` (0: there is none); None: it cannot be read, perhaps
+    because a newer pilotage wrote it. All of the key stays then: what it needs, nobody knows.
     """
+    if number and manifest is None:
+        return []
     newest = f"{number:06d}.json"
     ours = {newest, USED, *(f"{manifest.digest}/{name}" for name in manifest.files)} if (
         manifest is not None
@@ -162,7 +165,8 @@ def _shared() -> RemoteStore:
             "is not set: there is no shared store",
             "set it, see docs/scaling.md",
         )
-    if not one.mlflow_uri or one.mlflow_uri.startswith(("sqlite:", "file:", "/")):
+    scheme = urlsplit(one.mlflow_uri).scheme.partition("+")[0]
+    if scheme in ("", "file", "sqlite"):
         raise UserError.at(
             f"PILOTAGE_MLFLOW_URI={one.mlflow_uri}",
             "is this machine's own registry: it does not know what other machines refer to",

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ WIDTHS = {
 """Bytes of one value by dtype, as the format spells it; smaller ones are not counted."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 _SAVE_AGAIN = "copy it again from where it came, or save it with `save_pretrained`"
 
 Header = Mapping[str, Any]
@@ -87,12 +88,17 @@ def read_header(path: Path) -> Header | Problem:
     if not isinstance(header, dict):
         return Problem(str(path), "its header is no JSON object", _SAVE_AGAIN)
     header.pop("__metadata__", None)
-    end = 0
     for name, entry in header.items():
         found = _entry_problem(entry)
         if found:
             return Problem(f"{path}: {name}", found, _SAVE_AGAIN)
-        end = max(end, entry["data_offsets"][1])
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        first, last = entry["data_offsets"]
+        if first != end:
+            what = f"begins at byte {first} of the data, the one before it ends at {end}"
+            return Problem(f"{path}: {name}", what, _SAVE_AGAIN)
+        end = last
     if 8 + length + end != size:
         what = f"is {size} bytes long, its header asks for {8 + length + end}"
         return Problem(str(path), f"is cut or has something added: it {what}", _SAVE_AGAIN)
@@ -105,7 +111,8 @@ def _entry_problem(entry: Any) -> str:
         whole = [*shape, first, end]
     except (TypeError, KeyError, ValueError):
         return f"is no tensor's entry: {str(entry)[:80]}"
-    if not isinstance(dtype, str) or not all(type(one) is int and one >= 0 for one in whole):
+    counts = all(type(one) is int and one >= 0 for one in whole) and first <= end
+    if not isinstance(dtype, str) or not counts:
         return f"is no tensor's entry: {str(entry)[:80]}"
     wanted = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else end - first
     if end - first != wanted:
@@ -149,7 +156,9 @@ def _index_problems(folder: Path, headers: Mapping[Path, Header]) -> Iterator[Pr
             what = f"{missing} tensors lie in {name!r}, which is not there{outside}"
             yield Problem(f"{path}: weight_map", what, "copy the missing file")
     astray = sorted(
-        name for name, place in places.items() if place in held and name not in held[str(place)]
+        name
+        for name, place in places.items()
+        if str(place) in held and name not in held[str(place)]
     )
     if astray:
         what = f"{len(astray)} tensors are not in the file that is named, the first is {astray[0]}"
@@ -175,9 +184,12 @@ def _shape_problems(folder: Path, config: Mapping[str, Any], tensors: Header) ->
                 what = f"is {entry['dtype']}, and config.json says nothing of a quantization"
                 yield Problem(f"{folder}: {name}", what, remedy)
     found = {int(match[1]) for match in map(_LAYER.search, tensors) if match}
-    if found and layers is not None and (lacking := sorted(set(range(layers)) - found)):
-        what = f"has no weights of layers {lacking[:10]}; num_hidden_layers is {layers}"
-        yield Problem(str(folder), what, remedy)
+    if found and layers is not None:
+        # One after the other: the number is whatever somebody wrote.
+        lacking = list(islice((one for one in range(layers) if one not in found), 10))
+        if lacking:
+            what = f"has no weights of layers {lacking}; num_hidden_layers is {layers}"
+            yield Problem(str(folder), what, remedy)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

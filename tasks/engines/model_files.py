@@ -29,6 +29,7 @@ Conversation = Sequence[Message]
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+ADAPTER = "adapter_config.json"
 _MAY_NAME_CODE = (
     *(CONFIG, "generation_config.json", "processor_config.json", "preprocessor_config.json"),
 )
@@ -62,9 +63,13 @@ PROBES: tuple[tuple[Conversation, bool], ...] = (
 """Conversations (and whether the assistant is asked to answer) that tell two templates apart."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+LONGEST_TEMPLATE = 1 << 20
 LONGEST_FACTOR = 10_000
 LONGEST_RENDERING = 10_000_000
-"""Of a template: numbers that it multiplies with, and characters that it writes."""
+"""Of a template: its own characters, numbers that it multiplies with, characters that it writes.
+
+Memory and time are bounded by the process that tries a stranger's first (`template_check`).
+"""
 _PICKLES = (
     *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".dill"),
 )
@@ -142,6 +147,15 @@ def check_weights(folder: Path | str, stage: str) -> None:
                 "copy its weights there, as safetensors",
             )
         )
+    if (root / ADAPTER).exists():
+        problems.append(
+            Problem(
+                str(root / ADAPTER),
+                "is an adapter beside the weights: transformers applies it unasked, vLLM does not "
+                f"(stage {stage})",
+                "merge it into the weights, or remove it",
+            )
+        )
     for name in (*_MAY_NAME_CODE, TOKENIZER_CONFIG):
         if _asks_for_code(_json(root / name)):
             problems.append(
@@ -158,9 +172,16 @@ def check_weights(folder: Path | str, stage: str) -> None:
 
 def _asks_for_code(content: Any) -> bool:
     """Whether `auto_map` stands anywhere: models of models keep the inner one's settings inside."""
-    if isinstance(content, dict):
-        return "auto_map" in content or any(map(_asks_for_code, content.values()))
-    return isinstance(content, list) and any(map(_asks_for_code, content))
+    open_ = [content]
+    while open_:
+        one = open_.pop()
+        if isinstance(one, dict):
+            if "auto_map" in one:
+                return True
+            open_ += one.values()
+        elif isinstance(one, list):
+            open_ += one
+    return False
 
 
 @dataclass(frozen=True)
@@ -282,7 +303,7 @@ def check_template(root: Path) -> None:
     template = chat_template(root, str(root))
     try:
         _rendered(template, _special_tokens(root), *PROBES[0])
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except TemplateError as error:
         raise StageFailed(
             Problem(
                 f"{root}: chat template ({_template_places(root)})",
@@ -310,6 +331,14 @@ def _templates(root: Path) -> dict[str, str]:
         found[TOKENIZER_CONFIG] = inside
     if (root / TEMPLATE_FILE).is_file():
         try:
+            if (root / TEMPLATE_FILE).stat().st_size > 4 * LONGEST_TEMPLATE:
+                raise StageFailed(
+                    Problem(
+                        str(root / TEMPLATE_FILE),
+                        f"has more than {4 * LONGEST_TEMPLATE} bytes",
+                        "take the template that the model was trained with",
+                    )
+                )
             found[TEMPLATE_FILE] = (root / TEMPLATE_FILE).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise StageFailed(
@@ -341,7 +370,11 @@ def _outcome(
 def _rendered(
     template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
 ) -> str:
-    """Render as transformers does (`transformers/utils/chat_template_utils.py`, 5.17)."""
+    """Render as transformers does (`transformers/utils/chat_template_utils.py`, 5.17).
+
+    Raises `TemplateError` for whatever goes wrong in the template.
+    """
+    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
     class Bounded(ImmutableSandboxedEnvironment):
@@ -360,6 +393,8 @@ def _rendered(
     environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    if len(template) > LONGEST_TEMPLATE:
+        raise SecurityError(f"it has {len(template)} characters")
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -370,11 +405,16 @@ def _rendered(
     written = 0
     parts = []
     given = {"messages": list(conversation), "add_generation_prompt": prompt, **tokens}
-    for part in environment.from_string(neutral).generate(**given):
-        written += len(part)
-        if written > LONGEST_RENDERING:
-            raise SecurityError(f"it writes more than {LONGEST_RENDERING} characters")
-        parts.append(part)
+    try:
+        for part in environment.from_string(neutral).generate(**given):
+            written += len(part)
+            if written > LONGEST_RENDERING:
+                raise SecurityError(f"it writes more than {LONGEST_RENDERING} characters")
+            parts.append(part)
+    except (TemplateError, MemoryError):
+        raise
+    except Exception as error:  # whatever a program of somebody else's raises
+        raise TemplateError(f"{type(error).__name__}: {error}") from None
     return "".join(parts)
 
 
@@ -392,10 +432,19 @@ def _special_tokens(root: Path) -> dict[str, str]:
     """`{"eos_token": "<|end|>", ...}`; a token may be written as text or as `{"content": ...}`."""
     config = _json(root / TOKENIZER_CONFIG)
     written = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name)}
-    return {
-        name: token["content"] if isinstance(token, dict) else token
-        for name, token in written.items()
-    }
+    tokens: dict[str, str] = {}
+    for name, token in written.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str):
+            raise StageFailed(
+                Problem(
+                    f"{root / TOKENIZER_CONFIG}: {name}",
+                    f"is {str(token)[:60]}, no token's text",
+                    "take the model's own file",
+                )
+            )
+        tokens[name] = text
+    return tokens
 
 
 def _token_ids(root: Path, text: str) -> list[int] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 
 import psutil
+
+from registry.errors import InfrastructureError
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -19,6 +22,8 @@ def listens(pid: int, port: int) -> bool:
     """Whether process `pid` or a child of it listens on `port`.
 
     A stranger's server on the same port would answer a health check too; this tells them apart.
+    Raises `InfrastructureError` where it listens for other machines too: nothing of ours was told
+    to, and a firewall may be all that is left then.
     """
     try:
         front = psutil.Process(pid)
@@ -30,8 +35,14 @@ def listens(pid: int, port: int) -> bool:
             connections = process.net_connections(kind="tcp")
         except psutil.Error:
             continue
-        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
-            return True
+        for one in connections:
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port:
+                if not ip_address(one.laddr.ip).is_loopback:
+                    raise InfrastructureError(
+                        f"process {process.pid} listens on {one.laddr.ip}:{port}, open to other "
+                        "machines: it was told 127.0.0.1"
+                    )
+                return True
     return False
 
 

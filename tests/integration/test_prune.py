@@ -416,6 +416,10 @@ def test_what_stages_kept_to_go_on_from_goes_when_nobody_did() -> None:
         os.utime(bench / name, (old, old))
         if name != newer:
             os.utime(kept, (old, old))
+    # A link to weights that are gone themselves.
+    (bench / gone[1] / "base").symlink_to("/nowhere/weights")
+    os.utime(bench / gone[1] / "base", (old, old), follow_symlinks=False)
+    os.utime(bench / gone[1], (old, old))
     done = prune(yes=True)
     assert sorted(path.name for path, _ in done.leftovers) == sorted(gone)
     # What was written lately, and what a person asked for, by its profile's name.

@@ -114,21 +114,23 @@ def test_replaced_entries_and_uploads_that_never_ended_go_when_they_are_old(
     assert shelf.find(KEPT).reused
 
 
-def test_the_number_of_a_manifest_that_cannot_be_read_stays() -> None:
+def test_all_of_a_key_whose_manifest_cannot_be_read_stays() -> None:
     old, now = MIN + timedelta(days=1), datetime.now(UTC)
     objects = {"000001.json": (9, old), "d/weights": (9, old), "used": (0, old)}
-    assert orphans(objects, 1, None, now) == ["d/weights"]
-    assert orphans(objects | {"d/more": (9, now)}, 1, None, now) == []
-    assert orphans(objects | {"000001.json": (9, now)}, 1, None, now) == []
+    # A newer pilotage may have written it: what it needs, nobody here knows.
+    assert orphans(objects, 1, None, now) == []
+    assert orphans({"d/weights": (9, old)}, 0, None, now) == ["d/weights"]
+    assert orphans({"d/weights": (9, now)}, 0, None, now) == []
 
 
 def test_a_registry_of_one_machine_is_not_asked_for_all(
     shelf: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PILOTAGE_MLFLOW_URI")
-    settings.cache_clear()
-    with pytest.raises(UserError, match="this machine's own registry"):
-        prune_shared(30, yes=True)
+    for own in ("", "mlruns", "./mlruns", "SQLite:///x.db", "sqlite+pysqlite:///x.db", "file:/x"):
+        monkeypatch.setenv("PILOTAGE_MLFLOW_URI", own)
+        settings.cache_clear()
+        with pytest.raises(UserError, match="this machine's own registry"):
+            prune_shared(30, yes=True)
     monkeypatch.delenv("PILOTAGE_STORE_URL")
     settings.cache_clear()
     with pytest.raises(UserError, match="there is no shared store"):

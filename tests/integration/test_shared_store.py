@@ -18,7 +18,7 @@ import pytest
 
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
-from registry.digests import digest_of_folder
+from registry.digests import digest_of_folder, digest_of_listing
 from registry.errors import InfrastructureError, UserError
 from registry.remote_store import RemoteStore
 from registry.settings import settings
@@ -243,7 +243,20 @@ def test_a_manifest_that_leads_out_of_its_folder_is_none(homes: tuple[Home, Home
     one.make(a_stage())
     document = json.loads(objects(one, a_stage())["000001.json"])
     document["files"]["../../../out"] = document["files"].pop(".hidden")
+    listed = {name: file["sha256"] for name, file in document["files"].items()}
+    document["digest"] = digest_of_listing(listed)
     damage(one, a_stage(), "000001.json", json.dumps(document).encode())
+    with pytest.raises(Absent, match="missing"):
+        two.store.find(a_stage())
+
+
+def test_a_manifest_whose_digest_is_not_that_of_its_files_is_none(
+    homes: tuple[Home, Home],
+) -> None:
+    one, two = homes
+    one.make(a_stage())
+    document = json.loads(objects(one, a_stage())["000001.json"])
+    damage(one, a_stage(), "000001.json", json.dumps({**document, "digest": "0" * 64}).encode())
     with pytest.raises(Absent, match="missing"):
         two.store.find(a_stage())
 
@@ -367,6 +380,9 @@ def test_an_object_store_that_is_away_is_waited_for_and_told_without_secrets(
         ("simplecache::s3://bucket", "is no URL"),
         ("file://shared/pilotage", "names no absolute folder"),
         ("s4://bucket", "Protocol not known"),
+        ("s3://[bucket", "is no URL"),
+        ("local://shared/pilotage", "names no absolute folder"),
+        ("memory://shared", "is gone with the process"),
     ],
 )
 def test_a_url_that_cannot_be_one_is_told_without_its_secret(url: str, what: str) -> None:

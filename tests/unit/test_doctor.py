@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from registry.settings import settings
+from registry.whole_files import write_whole
 from tasks import doctor
 
 
@@ -52,3 +54,36 @@ def test_a_missing_serve_environment_is_a_problem_with_a_command(
     assert {"CPU", "GPU", "memory", "disk"} <= {check.name for check in checks}
     assert all(check.remedy for check in checks if check.state == "problem")
     assert not any(check.remedy for check in checks if check.state != "problem")
+
+
+def test_what_a_broken_installation_left_is_no_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "~orch-2.13.0.dist-info"
+    left.mkdir()
+    (left / "METADATA").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "torch" in doctor.this_environment().distributions
+
+
+@pytest.mark.parametrize("said", ["[]", "{}", "null", "a banner\n{}", '{"python": 3}'])
+def test_a_serve_python_that_answers_something_else_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n[ -z \"$SOME_API_KEY\" ] || exit 9\ncat <<'END'\n{said}\nEND\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("SOME_API_KEY", "planted-secret")
+    monkeypatch.setenv("PILOTAGE_SERVE_PYTHON", str(python))
+    settings.cache_clear()
+    found = doctor.serve_environment()
+    assert isinstance(found, str) and "does not run" in found and "status 9" not in found
+
+
+def test_two_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    texts = [letter * 500_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda text: write_whole(file, text), texts * 5))
+    assert file.read_text() in texts
+    assert list(tmp_path.iterdir()) == [file]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry.errors import StageFailed
-from tasks.engines import model_files
+from tasks.engines import model_files, template_check
+from tasks.engines.template_check import check_apart
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -164,3 +166,37 @@ def test_side_files_are_copied_unchanged(tmp_path: Path, base: Path) -> None:
     for name in copied:
         assert (derived / name).read_bytes() == (base / name).read_bytes()
     model_files.check_side_files(derived, base, "distill")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{{ 'x'.center(10**10) }}", "more memory"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ],
+    ids=["time", "memory", "fault"],
+)
+def test_a_template_of_somebody_else_gets_little_time_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
+) -> None:
+    monkeypatch.setattr(template_check, "SECONDS", 1)
+    with pytest.raises(StageFailed, match=said):
+        check_apart(folder(tmp_path / "m", inside=template))
+    check_apart(folder(tmp_path / "good", inside=TEMPLATE))
+
+
+def test_a_template_is_tried_without_our_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "planted-secret")
+    seen: dict[str, str] = {}
+    run = subprocess.run
+
+    def look(*words: Any, **options: Any) -> Any:
+        seen.update(options["env"])
+        return run(*words, **options)
+
+    monkeypatch.setattr(subprocess, "run", look)
+    check_apart(folder(tmp_path / "m", inside=TEMPLATE))
+    assert "PATH" in seen and "SOME_API_KEY" not in seen

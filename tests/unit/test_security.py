@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import html
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -63,6 +66,13 @@ def test_nothing_is_unpickled() -> None:
         "dill.load",
         "torch.load",
         "yaml.unsafe_load",
+        "yaml.full_load",
+        "pd.read_pickle",
+        "pandas.read_pickle",
+        "cloudpickle.load",
+        "cloudpickle.loads",
+        "marshal.loads",
+        "shelve.open",
     )
     found = [f"{place} {ast.unparse(call.func)}" for place, call in calls()
              if ast.unparse(call.func) in named]  # fmt: skip
@@ -95,12 +105,41 @@ def test_a_child_does_not_see_a_secret(name: str) -> None:
         "http://a:word@h",
         "http://word@h",
         "mysql+pymysql://a:word@h:1/x",
+        "postgresql://a:pa/word@h/db",
+        "postgresql://a:it's#word?@h/db",
+        "redis://:word/word@h",
     ],
 )
 def test_an_address_with_a_password_is_a_secret_whatever_its_name(address: str) -> None:
     assert is_secret("ANYTHING", address)
     assert "word" not in redacted(f"no answer from {address}")
-    assert not is_secret("ANYTHING", "http://h/a@b")
+    for harmless in ("http://h/a@b", "http://h:80/a@b", "postgresql://h:5432/db", "s3://b/a:b@c"):
+        assert not is_secret("ANYTHING", harmless)
+        assert redacted(f"from {harmless} and a@b") == f"from {harmless} and a@b"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ['quo"ted-secret', "back\\slash-secret", "with/slash=secret", "<tag>&secret", "geheim-é-secret",
+     "line-one-of-a-secret-key\nline-two-of-a-secret-key", "bytes-\udcff-secret"],
+)  # fmt: skip
+def test_a_secret_is_hidden_however_it_is_spelled(word: str) -> None:
+    environment = {"SOME_KEY": word}
+    texts = [word, json.dumps(word), json.dumps(word, ensure_ascii=False), repr(word), str([word]),
+             html.escape(word), word.splitlines()[0], word.splitlines()[-1]]  # fmt: skip
+    if word.isprintable():
+        texts += [quote(word), quote(word, safe=""), quote_plus(word)]
+    for text in texts:
+        assert "secret" not in redacted(f"<{text}>", environment), text
+
+
+@pytest.mark.parametrize(
+    "name", ["MYSQL_PWD", "DB_PASS", "GITHUB_PAT", "OPENAI_API_KEYS", "CLIENT_SECRETS"]
+)
+def test_names_of_secrets_of_others(name: str) -> None:
+    assert is_secret(name, "x")
+    for harmless in ("PWD", "OLDPWD", "PATH", "MAX_TOKENS", "KEYBOARD", "PASSENGERS"):
+        assert not is_secret(harmless, "x")
 
 
 def test_every_error_of_ours_is_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +166,21 @@ def test_no_line_of_a_log_and_no_traceback_holds_a_secret(
             log.exception("with its traceback")
     assert "with its traceback" in caplog.text and "ValueError: refused ***" in caplog.text
     assert leaks(caplog.text.encode()) == []
+
+
+def test_a_line_that_cannot_be_written_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError("cannot be shown")
+
+    monkeypatch.setenv("SOME_KEY", "bytes-\udcff-secret")
+    redact_logs()
+    record = logging.getLogRecordFactory()("n", logging.INFO, "f", 1, "%s", (Odd(),), None)
+    assert record.args
+    logging.getLogger("some.library").warning("plain")
+    assert "plain" in caplog.text
 
 
 def test_what_a_child_said_of_its_key_is_blotted_in_place(tmp_path: Path) -> None:

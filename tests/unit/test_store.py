@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import Timeout
 
 from registry.artifacts import Stage
 from registry.errors import InfrastructureError
@@ -85,6 +87,8 @@ def test_a_stage_without_files_is_an_error(shelf: Store) -> None:
         ("no manifest", "no manifest"),
         ("manifest cut", "cannot be read"),
         ("flipped bit", "digest differs"),
+        ("flipped bit of the digest", "manifest's digest"),
+        ("parent without its key", "cannot be read"),
         ("file gone", "files differ"),
         ("file added", "files differ"),
     ],
@@ -102,6 +106,14 @@ def test_damage_is_named_and_the_stage_made_again(shelf: Store, damage: str, rea
         (entry / "manifest.json").write_text('{"stage": "lo')
     if damage == "flipped bit":
         weights.write_text("weightt")
+    if damage == "flipped bit of the digest":
+        text = (entry / "manifest.json").read_text()
+        other = ("0" if ref.digest[0] != "0" else "1") + ref.digest[1:]
+        (entry / "manifest.json").write_text(text.replace(ref.digest, other))
+    if damage == "parent without its key":
+        content = json.loads((entry / "manifest.json").read_text())
+        content["parents"] = {"student": {"stage": "merge"}}
+        (entry / "manifest.json").write_text(json.dumps(content))
     if damage == "file gone":
         weights.unlink()
     if damage == "file added":
@@ -155,6 +167,22 @@ def test_a_parent_made_again_with_other_content_makes_the_child_run(shelf: Store
         shelf.find(quantize)
 
 
+def test_a_copy_that_somebody_made_is_no_entry(shelf: Store) -> None:
+    ref = shelf.make(a_stage(), writing("w"), {})
+    copy = ref.path.parent.with_name("before-i-try-something")
+    shutil.copytree(ref.path.parent, copy)
+    entries, odd = shelf.entries()
+    assert ([entry.key for entry in entries], odd) == ([ref.key], [copy])
+
+
+def test_a_wait_within_a_stage_is_not_taken_for_a_wait_for_its_entry(shelf: Store) -> None:
+    def produce(folder: Path) -> dict[str, Any]:
+        raise Timeout("another lock")
+
+    with pytest.raises(Timeout, match="another lock"):
+        shelf.make(a_stage(), produce, {})
+
+
 def test_evidence_that_is_too_old_is_measured_again(shelf: Store) -> None:
     shelf.make(a_stage(), writing("w"), {})
     reasons: list[str] = []
@@ -206,6 +234,8 @@ def test_a_dead_writers_folder_goes_with_the_next_run_a_live_ones_stays(shelf: S
 
     def produce(folder: Path) -> dict[str, object]:
         (folder / "whole").write_text("whole")
+        # A stage may take days.
+        os.utime(folder.parent, (1, 1))
         # Another run of this machine begins while this one writes.
         looking = context.Process(target=lambda: os._exit(len(Store(shelf.root).remove_stale())))
         looking.start()

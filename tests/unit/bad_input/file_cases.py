@@ -198,6 +198,18 @@ def places(**changes: str) -> dict[str, Any]:
     return {"weight_map": {**first, **second, **changes}}
 
 
+def at_places(*tensors: tuple[str, int, int]) -> bytes:
+    """A file of 8-bit tensors, each with its first byte and the byte after its last."""
+    header = {name: {"dtype": "U8", "shape": [max(0, end - first)], "data_offsets": [first, end]}
+              for name, first, end in tensors}  # fmt: skip
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(max(end for _, _, end in tensors))
+
+
+def template(text: str) -> Callable[[Path], None]:
+    return rewrite("tokenizer_config.json", {"chat_template": text})
+
+
 def raw_header(text: bytes) -> Callable[[Path], None]:
     return rewrite("model.safetensors", struct.pack("<Q", len(text)) + text)
 
@@ -215,11 +227,18 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a vocabulary of text": (config(vocab_size="many"), ["config.json: vocab_size", "'many'"]),
     "layers below zero": (config(num_hidden_layers=-2), ["num_hidden_layers", "'-2'"]),
     "more layers than weights": (config(num_hidden_layers=3), ["layers [2]", "is 3"]),
+    "more layers than anybody counts": (
+        config(num_hidden_layers=10**15), ["layers [2, 3, 4", f"is {10**15}"]),
     "another vocabulary": (config(vocab_size=17), [EMBED, "[16, 8]", "[17, 8]"]),
     "another width": (config(hidden_size=4), [NORM, "[8]", "[4]"]),
     "own Python code": (config(auto_map={"AutoModel": "m.M"}), ["config.json", "trust_remote"]),
     "own Python code of an inner model": (
         config(text_config={**CONFIG, "auto_map": {"AutoConfig": "m.C"}}), ["trust_remote"]),
+    "own Python code four hundred levels deep": (
+        rewrite("config.json",
+                json.dumps(CONFIG)[:-1].encode() + b', "x": ' + b'{"a": ' * 400
+                + b'{"auto_map": {}}' + b"}" * 401),
+        ["config.json", "trust_remote"]),
     "own Python code of the tokenizer": (
         rewrite("tokenizer_config.json",
                 {"chat_template": TEMPLATE, "auto_map": {"AutoTokenizer": ["t.T", None]}}),
@@ -241,6 +260,16 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "an entry with a shape below zero": (
         raw_header(b'{"a": {"dtype": "BF16", "shape": [-1], "data_offsets": [0, 0]}}'),
         ["model.safetensors: a", "-1"]),
+    "a layer whose number has 5000 digits": (
+        other(f"model.layers.{'9' * 5000}.input_layernorm.weight", "BF16", [9]), ["[9]", "[8]"]),
+    "two tensors in one place": (
+        rewrite("model.safetensors", at_places(("a", 0, 4), ("b", 2, 6))),
+        ["model.safetensors: b", "begins at byte 2", "ends at 4"]),
+    "a gap between two tensors": (
+        rewrite("model.safetensors", at_places(("a", 0, 4), ("b", 6, 8))),
+        ["model.safetensors: b", "begins at byte 6", "ends at 4"]),
+    "a tensor that ends before it begins": (
+        rewrite("model.safetensors", at_places(("a", 8, 4))), ["model.safetensors: a"]),
     "an entry longer than its shape": (
         raw_header(b'{"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 9]}}'),
         ["model.safetensors: a", "takes 2 bytes"]),
@@ -262,6 +291,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         sharded(places(**{EMBED: "../../etc/passwd"})), [INDEX, "'../../etc/passwd'", "outside"]),
     "an absolute place": (sharded(places(**{EMBED: "/etc/passwd"})), [INDEX, "'/etc/passwd'"]),
     "a place that is a number": (sharded({"weight_map": {EMBED: 7}}), [INDEX, "'7'"]),
+    "a place that is a list": (sharded({"weight_map": {EMBED: ["x"]}}), [INDEX, "['x']"]),
+    "an adapter beside the weights": (
+        rewrite("adapter_config.json", {"base_model_name_or_path": "somebody/else"}),
+        ["adapter_config.json", "merge it"]),
     "no tokenizer": (without("tokenizer.json"), ["no tokenizer files"]),
     "no chat template": (rewrite("tokenizer_config.json", {}), ["no chat template"]),
     "no tokenizer_config.json": (without("tokenizer_config.json"), ["model"]),
@@ -269,6 +302,12 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         rewrite("tokenizer_config.json", [1]), ["tokenizer_config.json", "holds list"]),
     "a tokenizer_config.json that is not JSON": (
         rewrite("tokenizer_config.json", b"{"), ["tokenizer_config.json"]),
+    "a tokenizer that is none": (
+        rewrite("tokenizer.json", {"version": "1.0", "model": {"type": "Guess"}}),
+        ["tokenizer.json", "is no tokenizer"]),
+    "a token without its text": (
+        rewrite("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": {"id": 1}}),
+        ["tokenizer_config.json: eos_token", "{'id': 1}"]),
     "a template that is a number": (
         rewrite("tokenizer_config.json", {"chat_template": 7}), ["template"]),
     "named templates without names": (
@@ -286,6 +325,18 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["template"]),
     "a template that writes 10 GB": (
         rewrite("tokenizer_config.json", {"chat_template": "{{ 'x' * 10**10 }}"}), ["template"]),
+    "a template that doubles its text": (template(
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
+        "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"), ["memory"]),
+    "a template that pads to 100 GB": (template("{{ 'x'.center(10**11) }}"), ["memory"]),
+    "a template that calls itself": (
+        template("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), ["template", "recursion"]),
+    "a template that divides by nothing": (template("{{ 1 // 0 }}"), ["template", "ZeroDivision"]),
+    "a template that adds a text to a number": (template("{{ 1 + 'a' }}"), ["template", "TypeErr"]),
+    "two templates of which one fails": (
+        lambda root: (root / "chat_template.jinja").write_text("{{ 1 // 0 }}") and None,
+        ["two different chat templates", "ZeroDivision"]),
+    "a template of 5 MB": (rewrite("chat_template.jinja", b"x" * 5_000_000), ["chat_template.jin"]),
     **{
         f"pickled weights in .{ending}": (
             rewrite(f"pytorch_model.{ending}", pickle.dumps({"a": 1})),
