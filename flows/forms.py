@@ -304,8 +304,8 @@ class NightlyRequest(Request):
     )
     night: date | None = Field(
         default=None,
-        description="The date that the night belongs to; empty: today in the time zone below. A "
-        "night that was run is shown again, and starts nothing.",
+        description="The date that the night belongs to; empty: the day for which this run was "
+        "planned, in the time zone below. A night that was run is shown again, and starts nothing.",
         json_schema_extra=at(1),
     )
     timezone: str = Field(
@@ -346,6 +346,7 @@ class MaintainRequest(Request):
         default=60.0,
         gt=0,
         le=600,
-        description="How long it may take in all; the next one goes on with the rest.",
+        description="After this no step begins, and one that works on a database stops; the next "
+        "maintenance goes on with the rest.",
         json_schema_extra=at(1),
     )

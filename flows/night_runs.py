@@ -30,11 +30,14 @@ from flows.forms import ReleaseRequest
 from flows.release import release_model
 from registry.errors import InfrastructureError
 from registry.settings import settings
-from tasks.night_digest import Row, not_started, row_of
+from tasks.night_digest import Row, not_known, not_started, row_of
 from tasks.progress import LOG
 
 EVERY = 5.0
 """Seconds between two looks at the runs of a night."""
+
+ASK_WAIT = 600.0
+"""Seconds for which the server may be away while the runs of a night are asked for."""
 
 CANCEL_WAIT = 180.0
 """Seconds that a run may take to end after it was cancelled."""
@@ -74,22 +77,46 @@ def run_inline(night: Night, recipes: Sequence[str]) -> list[Row]:
 def _release(night: Night, recipe: str) -> Row:
     """A release that raises, or takes too long, is a row; it stops no other."""
     try:
-        with get_client(sync_client=True) as client:
-            for run in runs_of(client, night.tag(recipe)):
-                if run.state is not None and run.state.is_final():
-                    LOG.info("%s was run in this night: %s", recipe, run.state.name)
-                    return _row(client, recipe, run)
-                # Nightlies of one home take turns, so nobody is at it any more.
-                client.set_flow_run_state(run.id, Crashed(message="its process is gone"), True)
+        known = _known(night, recipe)
+    except Exception as error:
+        LOG.exception("%s was not started", recipe)
+        return not_started(recipe, f"{type(error).__name__}: {error}")
+    if known is not None:
+        return known
+    try:
         with tags(night.tag(recipe)):
             release = release_model.with_options(timeout_seconds=night.hours * 3600)
             state = release(ReleaseRequest(recipe=recipe), return_state=True)
-        run_id = state.state_details.flow_run_id
+    except Exception as error:
+        # A server that is away when the run ends as well: it may have promoted before.
+        LOG.exception("%s: nobody knows how it ended", recipe)
+        return not_known(recipe, f"{type(error).__name__}: {error}")
+    run_id = state.state_details.flow_run_id
+    try:
         with get_client(sync_client=True) as client:
             return _row(client, recipe, client.read_flow_run(UUID(str(run_id))))
-    except Exception as error:
-        LOG.exception("%s did not run", recipe)
-        return not_started(recipe, f"{type(error).__name__}: {error}")
+    except SERVER_FAULTS as error:
+        LOG.warning("%s has ended; the server cannot be asked more: %s", recipe, error)
+        name = state.name or state.type
+        return row_of(recipe, name, state.type, state.message, None, str(run_id))
+
+
+def _known(night: Night, recipe: str) -> Row | None:
+    """What there is of this recipe in this night; None: it is to be run (again).
+
+    The newest run counts: those before it were tries that a kill ended.
+    """
+    with get_client(sync_client=True) as client:
+        for run in runs_of(client, night.tag(recipe))[:1]:
+            if run.state is not None and run.state.is_final():
+                LOG.info("%s was run in this night: %s", recipe, run.state.name)
+                return _row(client, recipe, run)
+            if run.deployment_id is not None:
+                why = f"run {run.name} of a deployment is at it, or waits for a worker"
+                return not_known(recipe, why, url_for("flow-run", run.id) or str(run.id))
+            # Nightlies of one home take turns, so nobody is at it any more.
+            client.set_flow_run_state(run.id, Crashed(message="its process is gone"), True)
+    return None
 
 
 @contextmanager
@@ -116,7 +143,11 @@ class _Waited:
 
     recipe: str
     run: UUID
+    began: float | None = None
     cancelled_at: float | None = None
+    """Both by the monotonic clock."""
+    why: str = ""
+    """Why it was cancelled: of a run that never began Prefect keeps no reason (3.9)."""
 
 
 def run_deployed(
@@ -129,9 +160,11 @@ def run_deployed(
     """
     rows: dict[str, Row] = {}
     waited: list[_Waited] = []
+    patience = time.monotonic() + ASK_WAIT
     for recipe in recipes:
         try:
-            waited.append(_Waited(recipe, _asked_for(night, recipe, deployment)))
+            run = _asked_for(night, recipe, deployment, until=patience, every=every)
+            waited.append(_Waited(recipe, run))
         except ObjectNotFound:
             rows[recipe] = not_started(recipe, f"no deployment {deployment}: `pilotage deploy`")
         except PrefectHTTPStatusError as error:
@@ -145,7 +178,10 @@ def run_deployed(
         try:
             with get_client(sync_client=True) as client:
                 for one in list(waited):
-                    row = _looked_at(client, night, one, late=time.monotonic() > deadline)
+                    try:
+                        row = _looked_at(client, night, one, late=time.monotonic() > deadline)
+                    except ObjectNotFound:
+                        row = not_known(one.recipe, "somebody deleted its run")
                     if row is not None:
                         LOG.info("%s: %s %s", one.recipe, row.state, row.what)
                         rows[one.recipe] = row
@@ -155,28 +191,40 @@ def run_deployed(
             LOG.warning("the server cannot be asked: %s", error)
             if time.monotonic() > deadline + CANCEL_WAIT:
                 why = f"the server cannot be asked what came of it: {error}"
-                rows |= {one.recipe: not_started(one.recipe, why) for one in waited}
+                rows |= {one.recipe: not_known(one.recipe, why) for one in waited}
                 break
         if waited:
             time.sleep(every)
     return [rows[recipe] for recipe in recipes]
 
 
-def _asked_for(night: Night, recipe: str, deployment: str) -> UUID:
-    """The run of this night and recipe: made, or the one that there is already."""
+def _asked_for(night: Night, recipe: str, deployment: str, *, until: float, every: float) -> UUID:
+    """The run of this night and recipe: made, or the one that there is already.
+
+    A server that is away is asked again until `until` (`time.monotonic`): by its key nothing is
+    made twice.
+    """
     request = ReleaseRequest(recipe=recipe)
-    run = run_deployment(
-        deployment,
-        parameters={"request": request.model_dump(mode="json")},
-        flow_run_name=f"{night.date} {recipe}",
-        idempotency_key=night.tag(recipe),
-        tags=[night.tag(recipe)],
-        timeout=0,
-        # A run of its own: not a part of this one, which may be gone before it.
-        as_subflow=False,
-    )
-    assert isinstance(run, FlowRun), "called from synchronous code"
-    return run.id
+    while True:
+        try:
+            run = run_deployment(
+                deployment,
+                parameters={"request": request.model_dump(mode="json")},
+                flow_run_name=f"{night.date} {recipe}",
+                idempotency_key=night.tag(recipe),
+                tags=[night.tag(recipe)],
+                timeout=0,
+                # A run of its own: not a part of this one, which may be gone before it.
+                as_subflow=False,
+            )
+        except httpx.TransportError as error:
+            if time.monotonic() > until:
+                raise
+            LOG.warning("%s: the server cannot be asked for its run: %s", recipe, error)
+            time.sleep(every)
+        else:
+            assert isinstance(run, FlowRun), "called from synchronous code"
+            return run.id
 
 
 def detail_of(error: PrefectHTTPStatusError) -> str:
@@ -191,20 +239,24 @@ def _looked_at(client: SyncPrefectClient, night: Night, one: _Waited, *, late: b
     """The row of a run that has ended, or was given up; None while it is to be waited for."""
     run = client.read_flow_run(one.run)
     if run.state is not None and run.state.is_final():
-        return _row(client, one.recipe, run)
+        return _row(client, one.recipe, run, one.why)
     if one.cancelled_at is not None:
         if time.monotonic() - one.cancelled_at < CANCEL_WAIT:
             return None
-        return _row(client, one.recipe, run)
-    began = run.start_time
-    if began is not None and (datetime.now(UTC) - began).total_seconds() > night.hours * 3600:
+        return _row(client, one.recipe, run, one.why)
+    if run.start_time is not None and one.began is None:
+        # Once: a clock that is set anew later neither ends a run nor lets it go on for ever.
+        before = (datetime.now(UTC) - run.start_time).total_seconds()
+        one.began = time.monotonic() - max(0.0, before)
+    if one.began is not None and time.monotonic() - one.began > night.hours * 3600:
         why = f"it took longer than {night.hours:g} h"
-    elif late:
-        why = "no worker took it" if began is None else "the night is over"
+    elif one.began is None and late:
+        why = f"no worker took it; it is {run.state.name if run.state is not None else 'new'}"
     else:
         return None
     LOG.warning("%s is cancelled: %s", one.recipe, why)
-    client.set_flow_run_state(run.id, Cancelling(message=f"cancelled by the nightly: {why}"))
+    one.why = f"cancelled by the nightly: {why}"
+    client.set_flow_run_state(run.id, Cancelling(message=one.why))
     one.cancelled_at = time.monotonic()
     return None
 
@@ -220,10 +272,11 @@ def runs_of(client: SyncPrefectClient, tag: str) -> list[FlowRun]:
     )
 
 
-def _row(client: SyncPrefectClient, recipe: str, run: FlowRun) -> Row:
+def _row(client: SyncPrefectClient, recipe: str, run: FlowRun, why: str = "") -> Row:
+    """why: what is said of a run whose state says nothing."""
     state = run.state
     assert state is not None, "a run that was started has a state"
-    message = state.message
+    message = state.message or why
     if state.type is StateType.CANCELLED:
         # Who cancelled it said why; what ended it only says that it did.
         asked = [

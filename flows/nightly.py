@@ -57,12 +57,17 @@ def run_nightly(request: NightlyRequest) -> Ended[list[Row]]:
 
 
 def night_of(request: NightlyRequest) -> Night:
-    """The date in the zone that is asked for. Raises `UserError` for a zone that is none."""
+    """Of the date that is asked for, else of the day for which this run was planned.
+
+    Raises `UserError` for a zone that is none.
+    """
     try:
         zone = ZoneInfo(request.timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise UserError.at(
             f"timezone {request.timezone!r}", "is no time zone", "e.g. Asia/Shanghai or UTC"
         ) from None
-    date = request.night or datetime.now(zone).date()
+    # Of a run that a worker takes a day late, its own night: not the one that comes next.
+    planned = flow_run.scheduled_start_time or datetime.now(zone)
+    date = request.night or planned.astimezone(zone).date()
     return Night(date.isoformat(), request.attempt, request.hours)

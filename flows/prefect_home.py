@@ -6,7 +6,7 @@ import os
 
 from registry.settings import settings
 from tasks.progress import LOG, configure_logging
-from tasks.service_notes import SERVER, read_note, share_database
+from tasks.service_notes import SERVER, leave_database, read_note, share_database
 
 
 def prepare_prefect(*, runs: bool = True) -> None:
@@ -31,11 +31,11 @@ def prepare_prefect(*, runs: bool = True) -> None:
         os.environ.setdefault(name, value)
     if not os.environ.get("PREFECT_API_URL"):
         # Terminal, schedule and form share one server; an address of the user's own wins.
+        if runs:
+            share_database()  # waits while `up` starts a server: it does not answer yet
         url = running_server()
-        if runs and not url:
-            share_database()
-            url = running_server()  # one may have come while this waited for `up`
         if url:
+            leave_database()
             os.environ["PREFECT_API_URL"] = f"{url}/api"
     # Prompts and keys for a server on this machine are nobody else's business.
     for name in ("NO_PROXY", "no_proxy"):

@@ -55,13 +55,14 @@ def own_api() -> str:
     """PREFECT_API_URL of the user's own, if it is not that of the server of `pilotage up`."""
     from tasks.services import server_url
 
-    found = os.environ.get("PREFECT_API_URL", "")
-    return "" if found == f"{server_url()}/api" else found
+    found = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    ours = found.replace("//localhost:", "//127.0.0.1:")
+    return "" if ours == f"{server_url()}/api" else found
 
 
 def _row(one: Started) -> str:
     process = "" if one.pid is None else f"pid {one.pid}"
-    return f"{one.name:<15}{one.what:<30}{one.url:<25}{process}".rstrip()
+    return f"{one.name:<15}{one.what:<30}{one.url:<27}{process}".rstrip()
 
 
 def _text(done: Deployed) -> str:

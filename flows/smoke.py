@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from prefect import flow
 from pydantic import Field
 
-from flows.endings import PASSED, Ended, line, told
+from flows.endings import PASSED, REFUSED, Ended, line, told
 from flows.forms import Request, at
 from registry.alias_outcome import SmokeAnswer
 from registry.errors import InfrastructureError, UserError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 ANSWER = "pilotage-smoke-answer"
 """Key of the run's input that holds the answer."""
 
-REFUSED = "Refused"
 POLL = 2.0
 """Seconds between two looks at the child's state."""
 
@@ -158,6 +157,7 @@ def unanswered(reference: str, run: FlowRun, wait: float) -> SmokeFailed | Infra
 
 def _cancel(run: FlowRun) -> None:
     """End a child that nobody waits for any more; it must not hold the GPU."""
+    from httpx import HTTPError
     from prefect.exceptions import PrefectException
     from prefect.states import Cancelling
 
@@ -167,7 +167,8 @@ def _cancel(run: FlowRun) -> None:
             now = client.read_flow_run(run.id)
             if now.state is not None and not now.state.is_final():
                 client.set_flow_run_state(run.id, Cancelling())
-    except (PrefectException, OSError) as error:
+    except (PrefectException, HTTPError, OSError) as error:
+        # Why it is not waited for is what has to be told.
         LOG.warning("the smoke run %s could not be cancelled: %s", run.name, error)
 
 

@@ -11,6 +11,7 @@ nobody's name. Prefect's own time-out of a pause would end the run as a failure 
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,13 +28,18 @@ from tasks.progress import LOG
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.objects import FlowRun, FlowRunInput
 
 QUESTION = "pilotage-question"
 _KEY = "approval"
 _ASKS = "pilotage.asks."
 _CLOSES = "pilotage.closes."
 _LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED")
+
+CLOSE_WAIT = 900.0
+"""Seconds that a question may be late: its run starts an engine before it asks."""
+
+CLOSE_EVERY = 5.0
 
 
 class Approval(RunInput):
@@ -104,10 +110,7 @@ def answered() -> Answer | None:
     if run is None:
         return None
     with _client() as client:
-        inputs = client.filter_flow_run_input(
-            flow_run_id=run.id, key_prefix=f"suspended-{_KEY}", limit=200, exclude_keys=set()
-        )
-    found = [one for one in inputs if one.key.endswith("-response")]
+        found = _responses(client, run.id)
     if not found:
         return None
     newest = max(found, key=_moment)
@@ -152,7 +155,8 @@ def claim(question: Question) -> None:
                 continue
             first = _question_of(client, other.id)
             until = f"until {spelled(first.deadline)}" if first is not None else "since a moment"
-            if first is not None and first.deadline < datetime.now(UTC):
+            waits = other.state is not None and other.state.is_paused()
+            if waits and first is not None and first.deadline < datetime.now(UTC):
                 until = f"{until}; {close(other.id)}"
             raise AskedAlready(
                 f"{question.reference} is asked about already: run {other.name} waits {until}"
@@ -183,7 +187,8 @@ def ask(question: Question, description: str, message: str) -> NoReturn:
             parameters=run.parameters,
             state=Scheduled(scheduled_time=question.deadline),
             tags=[f"{_CLOSES}{run.id}"],
-            idempotency_key=f"closes-{run.id}",
+            # One for each time that this run waits: the one before may have come already.
+            idempotency_key=f"closes-{run.id}-{run.run_count}",
         )
     link = url_for(run, url_type="ui") or ""
     emit(APPROVAL_ASKED, question.model, question.version, {"message": message, "link": link})
@@ -202,18 +207,31 @@ def closes() -> UUID | None:
 
 
 def close(asking: UUID) -> str:
-    """Answer no in nobody's name where nobody else has answered; what came of it."""
+    """Answer no in nobody's name where nobody else has answered; what came of it.
+
+    A run that is about to wait is waited for: nobody would close its question later. Raises
+    `InfrastructureError` where that takes too long.
+    """
     from prefect.exceptions import NotPausedError, ObjectNotFound
     from prefect.flow_runs import resume_flow_run
 
-    reason = "nobody answered in time"
-    try:
-        resume_flow_run(asking, run_input={"answer": "no", "answered_by": NOBODY, "reason": reason})
-    except ObjectNotFound:
-        return "the run that asked is gone"
-    except NotPausedError:
-        return "the question was answered, or withdrawn, before its deadline"
-    return "nobody answered in time: the run that asked goes on and refuses"
+    words = {"answer": "no", "answered_by": NOBODY, "reason": "nobody answered in time"}
+    until = time.monotonic() + CLOSE_WAIT
+    while True:
+        try:
+            resume_flow_run(asking, run_input=words)
+        except ObjectNotFound:
+            return "the run that asked is gone"
+        except NotPausedError:
+            if not _will_wait(asking):
+                return "the question was answered, or withdrawn, before its deadline"
+        else:
+            return "nobody answered in time: the run that asked goes on and refuses"
+        if time.monotonic() > until:
+            raise InfrastructureError(
+                f"run {asking} has not put its question within {CLOSE_WAIT:.0f} s of the deadline"
+            )
+        time.sleep(CLOSE_EVERY)
 
 
 def forget_deadline() -> None:
@@ -248,6 +266,26 @@ def _needed_run() -> FlowRun:
     if run is None:
         raise RuntimeError("only a run of a deployment can wait for a person")
     return run
+
+
+def _will_wait(run: UUID) -> bool:
+    """Whether a run that does not wait now, goes on and has no answer."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        with _client() as client:
+            state = client.read_flow_run(run).state
+            return state is not None and not state.is_final() and not _responses(client, run)
+    except ObjectNotFound:
+        return False
+
+
+def _responses(client: SyncPrefectClient, run: UUID) -> list[FlowRunInput]:
+    """What was sent by the forms of a run."""
+    inputs = client.filter_flow_run_input(
+        flow_run_id=run, key_prefix=f"suspended-{_KEY}", limit=200, exclude_keys=set()
+    )
+    return [one for one in inputs if one.key.endswith("-response")]
 
 
 def _question_of(client: SyncPrefectClient, run: UUID) -> Question | None:

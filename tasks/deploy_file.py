@@ -155,6 +155,7 @@ def read_deploy_file(path: Path = DEPLOY_FILE) -> DeployFile:
     ]
     if not problems:
         names = Counter(full_name(deployment) for deployment in found.deployments)
+        names.update(one.name for deployment in found.deployments for one in deployment.triggers)
         problems = [
             Problem(f"{path}: {name}", "stands there twice", "give each its own name")
             for name, count in names.items()

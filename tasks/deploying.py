@@ -25,6 +25,7 @@ from tasks import notifications
 from tasks.deploy_file import (
     DEPLOY_FILE,
     OURS,
+    DeployFile,
     Deployment,
     full_name,
     load_flow,
@@ -62,18 +63,14 @@ def deploy(own_api: str = "", file: Path | None = None) -> Deployed:
         wanted, differing = {full_name(one): one for one in found.deployments}, []
         for number, (name, deployment) in enumerate(wanted.items()):
             live = _live(client, name)
-            differences = differing_fields(
-                desired(deployment, found.pull), None if live is None else registered(live)
-            )
-            if live is not None and not _triggers_stand(client, deployment, live):
-                differences.append("triggers")
-            if differences:
+            if differences := _differences(client, deployment, live, found.pull):
                 differing.append(raw["deployments"][number])
                 done.changed[name] = _what(live, differences)
             else:
                 done.unchanged.append(name)
         if differing:
             _register({"name": raw["name"], "pull": raw.get("pull", []), "deployments": differing})
+            _check_registered(client, found, done.changed)
         _register_automations(client, automations, done)
         done.changed.update(notifications.register(client))
         known = [*automations, *read_automations(notifications.FILES)]
@@ -181,6 +178,15 @@ def _live(client: Any, name: str) -> Any | None:
         return None
 
 
+def _differences(
+    client: Any, deployment: Deployment, live: Any | None, pull: list[dict[str, dict[str, str]]]
+) -> list[str]:
+    found = differing_fields(desired(deployment, pull), None if live is None else registered(live))
+    if live is not None and not _triggers_stand(client, deployment, live):
+        found.append("triggers")
+    return found
+
+
 def _triggers_stand(client: Any, deployment: Deployment, live: Any) -> bool:
     from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
 
@@ -209,9 +215,10 @@ def _register(content: dict[str, Any]) -> None:
     """Hand deployments to `prefect deploy`, as a file of their own."""
     environment = {k: v for k, v in os.environ.items() if k != "PILOTAGE_CHECKOUT"}
     with tempfile.TemporaryDirectory(prefix="pilotage-deploy-") as folder:
-        # JSON is YAML.
+        # What is not said to go on stays paused. JSON is YAML.
+        going = [{**one, "paused": False} for one in content["deployments"]]
         path = Path(folder) / "prefect.yaml"
-        path.write_text(json.dumps(content), encoding="utf-8")
+        path.write_text(json.dumps({**content, "deployments": going}), encoding="utf-8")
         words = ["--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
         try:
             ended = subprocess.run(
@@ -232,6 +239,20 @@ def _register(content: dict[str, Any]) -> None:
     if ended.returncode:
         said = "\n".join((ended.stdout + ended.stderr).strip().splitlines()[-15:])
         raise InfrastructureError(f"`prefect deploy` ended with {ended.returncode}:\n{said}")
+
+
+def _check_registered(client: Any, found: DeployFile, names: Mapping[str, str]) -> None:
+    """Raises `InfrastructureError` where the server does not have what it was just given."""
+    for deployment in found.deployments:
+        name = full_name(deployment)
+        if name not in names:
+            continue
+        left = _differences(client, deployment, _live(client, name), found.pull)
+        if left:
+            raise InfrastructureError(
+                f"{name}: `prefect deploy` says that it was registered, and the server has another "
+                f"{', '.join(left)}"
+            )
 
 
 def _register_automations(client: Any, wanted: list[dict[str, Any]], done: Deployed) -> None:

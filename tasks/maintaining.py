@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from registry.redaction import redacted
 from registry.settings import settings
 from registry.store import Store, size_on_disk
 from tasks.database_files import compact
 from tasks.engines.subprocesses import end_leftovers
 from tasks.mlflow_rubbish import collect
+from tasks.night_digest import plain
 from tasks.prefect_history import forget
 from tasks.progress import LOG, spell
 from tasks.pruning import prune
@@ -68,7 +69,7 @@ def done(jobs: Sequence[Job], days: int, minutes: float) -> list[Step]:
             freed = job.run(days, deadline)
         except Exception as error:
             LOG.exception("%s failed", job.name)
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = " ".join(redacted(str(error)).split()) or type(error).__name__
             steps.append(Step(job.name, "", 0, time.monotonic() - began, failed=why))
             continue
         LOG.info("%s: %s", job.name, freed.what)
@@ -81,15 +82,15 @@ def table(steps: Sequence[Step], days: int) -> str:
     lines = [
         f"# Maintenance: what is older than {days} days",
         "",
-        summary(steps),
+        plain(summary(steps)),
         "",
         "| step | done | freed | took |",
         "|---|---|---:|---:|",
     ]
     for step in steps:
-        said = f"**failed**: {step.failed}" if step.failed else step.what
-        cells = (step.name, said, f"{step.size / 2**20:.1f} MiB", spell(step.seconds))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        said = f"**failed**: {plain(step.failed)}" if step.failed else plain(step.what)
+        cells = (plain(step.name), said, f"{step.size / 2**20:.1f} MiB", spell(step.seconds))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -146,10 +147,8 @@ def _mlflow(days: int, deadline: float) -> Freed:
 
 
 def _databases(days: int, deadline: float) -> Freed:
-    files = [settings().prefect_home / "prefect.db"]
-    if settings().tracking_uri.startswith("sqlite:///"):
-        files.append(Path(settings().tracking_uri.removeprefix("sqlite:///")))
-    found = [file for file in files if file.exists()]
+    files = [settings().prefect_home / "prefect.db", settings().tracking_file]
+    found = [file for file in files if file is not None and file.exists()]
     freed = {file.name: compact(file, deadline) for file in found}
     sizes = ", ".join(f"{file.name} {file.stat().st_size / 2**20:.1f} MiB" for file in found)
     return Freed(sizes or "none is a file of this home", sum(freed.values()))

@@ -21,7 +21,8 @@ def collect(days: int, deadline: float) -> str:
     uri = settings().tracking_uri
     if uri.startswith("http"):
         return "left to the MLflow server's owner: `mlflow gc` needs its database"
-    if uri.startswith("sqlite:///") and not (settings().home / "mlflow.db").exists():
+    file = settings().tracking_file
+    if file is not None and not file.exists():
         return "there is no database yet"
     before = deleted_runs()
     if not before:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.errors import EXIT_INFRASTRUCTURE, EXIT_PASS
+from registry.gate_report import escaped
 from registry.outcome import Verdict
+from registry.redaction import redacted
 from tasks.progress import spell
 
 LONGEST = 300
@@ -54,7 +56,12 @@ def row_of(
 
 def not_started(recipe: str, why: str) -> Row:
     """A recipe of which there is no run: the server refused it, or there was none to ask."""
-    return row_of(recipe, "Not started", "FAILED", why, None, "")
+    return row_of(recipe, "Not started", "FAILED", redacted(why), None, "")
+
+
+def not_known(recipe: str, why: str, link: str = "") -> Row:
+    """A recipe whose run was begun, and nobody can say what came of it."""
+    return row_of(recipe, "Unknown", "FAILED", redacted(why), None, link)
 
 
 def digest_table(rows: Sequence[Row], title: str) -> str:
@@ -62,16 +69,16 @@ def digest_table(rows: Sequence[Row], title: str) -> str:
     lines = [
         f"# {title}",
         "",
-        summary(rows),
+        plain(summary(rows)),
         "",
         "| recipe | state | verdict | promoted, or why not | took | run |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
         took = spell(row.seconds) if row.seconds is not None else ""
-        link = f"[open]({row.link})" if row.link.startswith("http") else row.link
-        cells = (row.recipe, row.state, row.verdict or "", row.what, took, link)
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        link = f"[open]({row.link})" if row.link.startswith("http") else plain(row.link)
+        cells = map(plain, (row.recipe, row.state, row.verdict or "", row.what, took))
+        lines.append("| " + " | ".join([*cells, link]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -95,6 +102,6 @@ def exit_status(rows: Sequence[Row]) -> int:
     return min(row.verdict.exit_status for row in others if row.verdict is not None)
 
 
-def _cell(text: str) -> str:
-    """Text of others inside a table: no new column, no new row, no markup."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+def plain(text: str) -> str:
+    """Text of others inside a page: no new column, no new row, no markup, no link."""
+    return escaped(" ".join(text.split()))

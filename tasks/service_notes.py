@@ -99,6 +99,12 @@ def share_database() -> None:
     fcntl.flock(_shares[-1], fcntl.LOCK_SH)
 
 
+def leave_database() -> None:
+    """For a command that found a server to use: it starts none."""
+    while _shares:
+        os.close(_shares.pop())
+
+
 @contextmanager
 def database_alone() -> Iterator[None]:
     """For `up`. Raises `UserError` naming the command that works with a temporary server."""

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from registry.errors import InfrastructureError, UserError
-from registry.redaction import without_secrets
+from registry.errors import InfrastructureError, Problem, UserError
+from registry.redaction import redacted, without_secrets
 from registry.settings import CHECKOUT, settings
 from tasks.deploy_file import POOLS
 from tasks.engines.ports import listener, listens
@@ -53,6 +53,12 @@ HOST = "127.0.0.1"
 MLFLOW = "mlflow"
 START_SECONDS = 240.0
 """The first start of a server migrates a database; on two busy cores that took over a minute."""
+_RETENTION = {
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
+}
+"""Runs that ended longer ago go, so that the database stays small (`maintain` looks)."""
+_DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 _LOG_BYTES = 50 << 20
 """A log that is larger when its service starts goes aside, once."""
 
@@ -93,6 +99,7 @@ def up(own_api: str = "") -> list[Started]:
     with only_one("up"), ExitStack() as alone:
         _end_crashed_runs()
         wanted = services(own_api)
+        _check_addresses(wanted)
         # Every port is looked at before anything is started.
         before = {service.name: _found(service) for service in wanted}
         if SERVER in before and not before[SERVER][1]:
@@ -176,9 +183,9 @@ def _server() -> Service:
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                 "prefect.server.concurrency.lease_storage.filesystem"
             ),
-            # Runs that ended longer ago go, so that the database stays small (`maintain` looks).
-            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-            "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
+            **{name: os.environ.get(name, value) for name, value in _RETENTION.items()},
+            # Its own database may have a password, which nobody else of this machine gets.
+            **{name: os.environ[name] for name in _DATABASE if name in os.environ},
         },
     )
 
@@ -191,6 +198,7 @@ def _worker(pool: str, api: str) -> Service:
         worker_name(pool),
         [sys.executable, "-m", "prefect", "--no-prompt", *words],
         lambda note: _polls(api, pool, name, note),
+        url=redacted(api),
         env={
             "PREFECT_API_URL": api,
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
@@ -225,6 +233,22 @@ def _mlflow() -> Service:
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         },
     )
+
+
+def _check_addresses(wanted: list[Service]) -> None:
+    """Raises `UserError` where something of ours runs, and not with the addresses of now.
+
+    A worker that asks a server of yesterday's port takes no run and says nothing.
+    """
+    problems = []
+    for service in wanted:
+        note = read_note(service.name)
+        if note is not None and note.alive and note.url != service.url:
+            what = f"runs with {note.url or 'another address'}, and {service.url} is wanted now"
+            where = f"{service.name} (process {note.pid})"
+            problems.append(Problem(where, what, "`make down` (pilotage down) first"))
+    if problems:
+        raise UserError(problems)
 
 
 def _found(service: Service) -> tuple[Note | None, bool]:

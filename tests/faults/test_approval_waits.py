@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 from typing import Any
 from uuid import UUID
 
@@ -172,6 +174,57 @@ def test_a_yes_whose_run_died_is_used_when_it_is_run_again(
     assert aliases.ledger.entries(MODEL)[-1].details["answered_by"] == "Mei"
 
 
+def test_the_deadline_comes_while_the_run_is_about_to_ask(
+    client: SyncPrefectClient,
+    deployment: UUID,
+    aliases: Aliases,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """the deadline passes before the question is put"""
+    monkeypatch.setattr(promote.approval, "CLOSE_EVERY", 0.05)
+    run = started(client, deployment, asking(hours=1e-6))
+    said: list[str] = []
+
+    def close() -> None:
+        said.append(promote.approval.close(run.id))
+
+    # The server of these tests is known to their context.
+    closing = Thread(target=copy_context().run, args=(close,))
+    closing.start()
+    with pytest.raises(Pause):
+        work(client, run)
+    closing.join(60)
+    assert said == ["nobody answered in time: the run that asked goes on and refuses"]
+    with pytest.raises(NotApproved, match="nobody answered until"):
+        work(client, run)
+    # A run that never asks is told, and not waited for without an end.
+    monkeypatch.setattr(promote.approval, "CLOSE_WAIT", 0.0)
+    silent = started(client, deployment, asking(2))
+    with pytest.raises(InfrastructureError, match="has not put its question within"):
+        promote.approval.close(silent.id)
+
+
+def test_a_run_that_is_tried_again_after_its_deadline_is_closed_again(
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+) -> None:
+    """killed while it asked, tried again after the deadline"""
+    from prefect.states import Crashed, Scheduled
+
+    run = started(client, deployment, asking(hours=1e-6))
+    suspended(client, run)
+    client.set_flow_run_state(run.id, Crashed(), force=True)
+    (first,) = deadline_of(client, run)
+    assert work(client, first) is None  # it finds a run that has ended
+    client.set_flow_run_state(run.id, Scheduled(), force=True)  # the button Retry
+    suspended(client, run)
+    (second,) = [one for one in deadline_of(client, run) if one.id != first.id]
+    assert work(client, second) is None
+    with pytest.raises(NotApproved, match="nobody answered until"):
+        work(client, run)
+    assert actions(aliases) == ["register", "lapse"]
+
+
 def _cancelled() -> Any:
     from prefect.states import Cancelled
 
@@ -235,6 +288,26 @@ def test_the_smoke_run_ends_in_every_way(
 
     monkeypatch.setattr(smoke, "_ended", answers)
     assert ask().text == "In Oslo."
+
+
+def test_a_server_that_is_away_is_the_reason_that_is_told(
+    client: SyncPrefectClient, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """the server goes away for good"""
+    import httpx
+
+    monkeypatch.setattr(smoke, "LONGEST_SILENCE", 0.0)
+    asked: list[int] = []
+
+    def away() -> Any:
+        asked.append(1)
+        raise httpx.ConnectError("connection refused")
+
+    monkeypatch.setattr(smoke, "_client", away)
+    with pytest.raises(InfrastructureError, match="Prefect's server is away: connection refused"):
+        ask()
+    # The child was to be cancelled as well, which cannot be.
+    assert len(asked) == 2
 
 
 def test_a_deployment_that_is_not_there(server: None) -> None:

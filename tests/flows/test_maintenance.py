@@ -78,6 +78,15 @@ def test_a_step_that_fails_is_told_and_stops_no_other() -> None:
     assert "| three | a \\| b | 1.0 MiB |" in table(steps, 7)
 
 
+def leaks(days: int, deadline: float) -> Freed:
+    raise OSError("postgresql://me:planted-word@db/mlflow is away")
+
+
+def test_what_a_step_says_is_shown_without_its_secrets() -> None:
+    (step,) = done([Job("one", leaks)], days=7, minutes=1)
+    assert step.failed == "postgresql://me:***@db/mlflow is away"
+
+
 def test_what_cannot_begin_in_time_is_told() -> None:
     steps = done([Job("late", broken)], days=7, minutes=0)
     assert steps == [Step("late", "", 0, 0.0, failed="no time was left")]
@@ -164,6 +173,18 @@ def test_runs_that_were_deleted_long_ago_are_removed_for_good(migrated: Path, ho
     kept = deleted_run("new", days_ago=3)
     assert mlflow_rubbish.collect(30, soon()) == "1 of 2 that were deleted"
     assert tracker().client.get_run(kept).info.lifecycle_stage == "deleted"
+
+
+def test_a_database_elsewhere_is_cleaned_as_well(
+    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "elsewhere.db"
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", f"sqlite:///{file}")
+    settings.cache_clear()
+    assert mlflow_rubbish.collect(30, soon()) == "there is no database yet"
+    shutil.copy(migrated, file)
+    assert mlflow_rubbish.collect(30, soon()) == "none is deleted"
+    assert maintaining._databases(30, soon()).what.startswith("elsewhere.db ")
 
 
 def test_a_run_that_a_version_refers_to_stays_though_somebody_deleted_it(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -12,8 +15,9 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import State, StateType
+from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Failed, Running
 from prefect.testing.utilities import prefect_test_harness
 
 from flows import night_runs
@@ -119,8 +123,6 @@ def test_a_night_in_which_all_passed_is_completed_and_may_be_run_once_more(prefe
 
 
 def test_a_run_whose_process_is_gone_is_told_and_run_again(prefect: None) -> None:
-    from prefect.states import Running
-
     night = Night("2026-12-02", 1, 1.0)
     with get_client(sync_client=True) as client:
         dead = client.create_flow_run(
@@ -131,6 +133,176 @@ def test_a_run_whose_process_is_gone_is_told_and_run_again(prefect: None) -> Non
     assert state.is_completed() and BEGUN == ["passes"]
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(dead.id).state_type is StateType.CRASHED
+
+
+def test_a_night_that_was_killed_twice_goes_on(prefect: None) -> None:
+    from prefect.states import Crashed
+
+    night = Night("2026-12-05", 1, 1.0)
+    with get_client(sync_client=True) as client:
+        for state in (Crashed(message="its process is gone"), Running()):
+            client.create_flow_run(
+                pretend_release, state=state, tags=[night.tag("passes")],
+                parameters={"request": {"recipe": "passes"}},
+            )  # fmt: skip
+    state, rows = rows_of(NightlyRequest(recipes=["passes"], night="2026-12-05"))
+    assert state.is_completed() and BEGUN == ["passes"], rows
+
+
+def test_a_run_of_a_deployment_is_left_to_its_worker(prefect: None) -> None:
+    """`pilotage nightly` in the morning, while the night of the schedule is still at it."""
+    night = Night("2026-12-06", 1, 1.0)
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(pretend_release), "manual")
+        run = client.create_flow_run_from_deployment(
+            deployment, tags=[night.tag("passes")], parameters={"request": {"recipe": "passes"}}
+        )
+        state, (row,) = rows_of(NightlyRequest(recipes=["passes"], night="2026-12-06"))
+        assert client.read_flow_run(run.id).state_type is StateType.SCHEDULED
+    assert state.is_failed() and BEGUN == []
+    assert (row.state, row.passed) == ("Unknown", False)
+    assert row.what == f"run {run.name} of a deployment is at it, or waits for a worker"
+
+
+def test_a_server_that_goes_away_after_the_release_hides_no_verdict(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night_runs, "_row", away)
+    row = night_runs._release(Night("2026-12-07", 1, 1.0), "passes")
+    assert (row.state, row.passed, row.what) == ("Promoted", True, "m@champion is version 3")
+
+
+def test_a_release_whose_end_nobody_saw_was_not_never_started(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        def with_options(self, **options: Any) -> Any:
+            return self
+
+        __call__ = staticmethod(away)
+
+    monkeypatch.setattr(night_runs, "release_model", Away())
+    row = night_runs._release(Night("2026-12-08", 1, 1.0), "passes")
+    assert (row.state, row.what) == ("Unknown", "ConnectError: connection refused")
+
+
+# -- runs of a deployment ----------------------------------------------------------------------
+
+
+class Clock:
+    """The module's time; whatever is to happen while it waits, happens when it sleeps."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        self.now, self.happens = 0.0, list(happens)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.happens, "nothing more happens, and it still waits"
+        self.happens.pop(0)()
+
+
+def test_a_run_that_somebody_deletes_hides_no_other(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Night("2026-12-09", 1, 1.0)
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(pretend_release), "manual")
+
+        def one_is_deleted_the_other_ends() -> None:
+            (gone,) = night_runs.runs_of(client, night.tag("refuses"))
+            (other,) = night_runs.runs_of(client, night.tag("passes"))
+            client.delete_flow_run(gone.id)
+            client.set_flow_run_state(other.id, Completed(message="PASS: m is 3"), force=True)
+
+        monkeypatch.setattr(night_runs, "time", Clock(one_is_deleted_the_other_ends))
+        rows = night_runs.run_deployed(night, ["refuses", "passes"], "release/manual")
+    assert [(row.state, row.what, row.passed) for row in rows] == [
+        ("Unknown", "somebody deleted its run", False),
+        ("Completed", "m is 3", True),
+    ]
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its key nothing is made twice, so nothing is given up at the first try."""
+    night = Night("2026-12-10", 1, 1.0)
+    asked: list[str] = []
+
+    def away_twice(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["idempotency_key"])
+        if len(asked) < 3:
+            raise httpx.ConnectError("connection refused")
+        return run_deployment(*arguments, **options)
+
+    monkeypatch.setattr(night_runs, "run_deployment", away_twice)
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(pretend_release), "manual")
+
+        def it_ends() -> None:
+            (run,) = night_runs.runs_of(client, night.tag("passes"))
+            client.set_flow_run_state(run.id, Completed(message="PASS: m is 3"), force=True)
+
+        monkeypatch.setattr(night_runs, "time", Clock(lambda: None, lambda: None, it_ends))
+        (row,) = night_runs.run_deployed(night, ["passes"], "release/manual")
+    assert row.passed and asked == [night.tag("passes")] * 3
+
+    # For ever it is not: then the row says what the server is.
+    monkeypatch.setattr(night_runs, "ASK_WAIT", 10.0)
+    monkeypatch.setattr(night_runs, "time", Clock(*[lambda: None] * 3))
+    monkeypatch.setattr(night_runs, "run_deployment", away)
+    (row,) = night_runs.run_deployed(night, ["passes"], "release/manual")
+    assert (row.state, row.what) == ("Not started", "ConnectError: connection refused")
+
+
+def away(*arguments: Any, **options: Any) -> Any:
+    raise httpx.ConnectError("connection refused")
+
+
+def test_a_run_that_no_worker_takes_is_cancelled_with_its_reason(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    def ten_hours_pass() -> None:
+        clock.now += 36_000
+
+    clock.happens = [ten_hours_pass, lambda: None]
+    monkeypatch.setattr(night_runs, "time", clock)
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(pretend_release), "manual")
+        night = Night("2026-12-12", 1, 10.0)
+        (row,) = night_runs.run_deployed(night, ["passes"], "release/manual")
+        (run,) = night_runs.runs_of(client, night.tag("passes"))
+    assert run.state_type is StateType.CANCELLED
+    assert row.what == "cancelled by the nightly: no worker took it; it is Scheduled"
+
+
+@pytest.mark.parametrize("skew", [-timedelta(days=3), timedelta(0), timedelta(days=3)])
+def test_the_limit_of_a_run_is_kept_whatever_the_clock_does(
+    skew: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is set anew while a release runs: it is cancelled after its hours all the same."""
+    clock = Clock()
+    monkeypatch.setattr(night_runs, "time", clock)
+    night, run_id = Night("2026-12-11", 1, 10.0), uuid4()
+    one = night_runs._Waited("passes", run_id)
+    run = SimpleNamespace(id=run_id, start_time=datetime.now(UTC), state=Running(), name="x")
+    told: list[State[Any]] = []
+    client: Any = SimpleNamespace(
+        read_flow_run=lambda _: run, set_flow_run_state=lambda _, state: told.append(state)
+    )
+    assert night_runs._looked_at(client, night, one, late=False) is None
+    run.start_time += skew
+    for hours, cancelled in ((9.9, 0), (10.1, 1)):
+        clock.now = hours * 3600
+        # `late`: the others' hours are over too; one that runs has its own.
+        assert night_runs._looked_at(client, night, one, late=True) is None
+        assert len(told) == cancelled
+    assert told[0].message == "cancelled by the nightly: it took longer than 10 h"
 
 
 def test_two_nightlies_of_one_home_take_no_turns(prefect: None) -> None:
@@ -158,6 +330,15 @@ def test_a_refusal_of_the_server_is_told_in_its_own_words() -> None:
 
     assert refused(json={"detail": "'freight_dmo' is not valid"}) == "'freight_dmo' is not valid"
     assert refused(text="<html>") == "409"
+
+
+def test_a_night_that_is_taken_late_keeps_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for 01:00 in Shanghai, taken a day later: the next night has a date of its own."""
+    planned = SimpleNamespace(scheduled_start_time=datetime(2026, 11, 29, 17, tzinfo=UTC))
+    monkeypatch.setattr("flows.nightly.flow_run", planned)
+    assert night_of(NightlyRequest()).date == "2026-11-30"
+    assert night_of(NightlyRequest(timezone="UTC")).date == "2026-11-29"
+    assert night_of(NightlyRequest(night="2026-11-28")).date == "2026-11-28"
 
 
 def test_the_date_is_the_one_of_the_time_zone() -> None:

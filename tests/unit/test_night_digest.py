@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from registry.outcome import Verdict
-from tasks.night_digest import Row, digest_table, exit_status, not_started, row_of, summary
+from tasks.night_digest import (
+    Row,
+    digest_table,
+    exit_status,
+    not_known,
+    not_started,
+    row_of,
+    summary,
+)
 
 PASSED = row_of("a", "Promoted", "COMPLETED", "PASS: a@champion is version 3", 61.0, "http://x/1")
 REFUSED = row_of("b", "Refused", "FAILED", "FAIL: nothing was promoted: bf16: ...", 5.0, "id-2")
@@ -60,12 +68,20 @@ def test_the_table_has_a_line_per_recipe_and_lets_no_message_out_of_its_cell() -
     table = digest_table([PASSED, REFUSED, nasty], "Night of 2026-11-30")
     lines = table.splitlines()
     assert lines[0] == "# Night of 2026-11-30"
-    assert lines[2] == "1 of 3 passed; b: FAIL, x|y: Failed"
+    assert lines[2] == "1 of 3 passed; b: FAIL, x\\|y: Failed"
     assert lines[6] == (
         "| a | Promoted | PASS | a@champion is version 3 | 1 min 1 s | [open](http://x/1) |"
     )
     assert lines[7].endswith("| 5 s | id-2 |")
-    assert lines[8] == "| x\\|y | Failed |  | a \\| b &lt;img src=x> \\\\\\| c |  |  |"
+    assert lines[8] == "| x\\|y | Failed |  | a \\| b &lt;img src=x&gt; \\\\\\| c |  |  |"
+
+
+def test_what_a_fault_says_is_shown_without_its_secrets() -> None:
+    why = "OperationalError: postgresql://me:planted-word@db/prefect is away"
+    for row in (not_started("a", why), not_known("a", why, "id-1")):
+        assert "planted-word" not in row.what and "is away" in row.what
+        assert (row.passed, exit_status([row])) == (False, 4)
+    assert not_known("a", why, "id-1").state == "Unknown"
 
 
 def test_a_long_message_is_cut() -> None:

@@ -61,6 +61,14 @@ def test_a_webhook_that_is_not_there_is_told_without_its_url() -> None:
     assert "planted" not in str(wrong.value)
 
 
+def test_a_night_that_did_not_take_place_is_told_too() -> None:
+    """CANCEL_NEW: a night that finds the one before still at work is cancelled."""
+    told = {entry["name"]: entry["trigger"]["expect"] for entry in read_automations(FILES)}
+    assert "prefect.flow-run.Cancelled" in told["pilotage tells the night"]
+    # Whoever cancels a release by hand knows.
+    assert "prefect.flow-run.Cancelled" not in told["pilotage tells refusals"]
+
+
 def test_the_files_are_templates_that_the_server_takes() -> None:
     block = uuid4()
     entries = with_block(read_automations(FILES), block)

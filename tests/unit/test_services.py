@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
 
 from flows import prefect_home
+from flows.service_commands import own_api
 from registry.errors import InfrastructureError, UserError
 from registry.settings import CHECKOUT, settings
 from tasks import services as module
@@ -24,6 +26,7 @@ from tasks.engines.subprocesses import identity
 from tasks.service_notes import (
     SERVER,
     Note,
+    database_alone,
     read_note,
     services_dir,
     share_database,
@@ -139,6 +142,53 @@ def test_what_was_half_started_is_ended_again(machine: list[Service]) -> None:
     assert listener(machine[0].port or 0) == ""
 
 
+def test_what_runs_with_another_address_is_named_and_left_as_it_is(
+    machine: list[Service],
+) -> None:
+    """A worker that asks the server of another port would take no run, and say nothing."""
+    first = up()
+    machine[1] = replace(machine[1], url="http://127.0.0.1:4201/api")
+    with pytest.raises(UserError) as error:
+        up()
+    (problem,) = error.value.problems
+    assert problem.where == f"worker-cpu (process {first[1].pid})"
+    assert problem.what.endswith("http://127.0.0.1:4201/api is wanted now")
+    assert problem.remedy == "`make down` (pilotage down) first"
+    assert [alive(one.pid or 0) for one in first] == [True] * 3
+    down()
+    assert [one.what for one in up()] == ["started"] * 3
+
+
+def test_a_command_waits_while_up_starts_the_server(
+    machine: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note is written before it answers: who used it at once would find nobody there."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    for name in ("PREFECT_HOME", "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    (server, *_) = up()
+    command = Thread(target=prefect_home.prepare_prefect)
+    with database_alone():
+        command.start()
+        command.join(1)
+        assert command.is_alive() and "PREFECT_API_URL" not in os.environ
+    command.join(20)
+    assert os.environ["PREFECT_API_URL"] == f"{server.url}/api"
+    # It uses that server, so it holds up nobody.
+    with database_alone():
+        pass
+
+
+def test_a_server_that_is_open_to_other_machines_is_ended_and_told(machine: list[Service]) -> None:
+    wide = WEB.replace("127.0.0.1", "0.0.0.0")
+    port = machine[2].port
+    machine[2] = replace(machine[2], command=[sys.executable, "-c", wide, str(port)])
+    with pytest.raises(InfrastructureError, match=rf"listens on 0\.0\.0\.0:{port}, open to other"):
+        up()
+    assert [read_note(one.name) for one in machine] == [None, None, None]
+    assert listener(port or 0) == ""
+
+
 def test_down_leaves_the_process_that_has_the_id_now(machine: list[Service]) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         try:
@@ -220,6 +270,40 @@ def test_the_real_services_listen_here_only_and_name_no_secret(
         assert words[words.index("--host") + 1] == "127.0.0.1"
     assert not [word for one in found.values() for word in one.command if "planted-word" in word]
     assert not [one.name for one in found.values() if one.with_secrets and one.port]
+
+
+def test_a_server_has_the_retention_and_the_database_that_somebody_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The remedy that `maintain` names has to help; and no server falls back to SQLite silently."""
+    retention = "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD"
+    database = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+    monkeypatch.delenv(retention, raising=False)
+    monkeypatch.delenv(database, raising=False)
+    server = module.services()[0]
+    assert (server.env[retention], database in server.env) == (str(30 * 86_400), False)
+    monkeypatch.setenv(retention, str(7 * 86_400))
+    monkeypatch.setenv(database, "postgresql+asyncpg://me:planted-word@db/prefect")
+    server = module.services()[0]
+    assert server.env[retention] == str(7 * 86_400)
+    assert server.env[database].endswith(":planted-word@db/prefect")
+    assert not [one.name for one in module.services()[1:] if database in one.env]
+
+
+@pytest.mark.parametrize(
+    ("url", "own"),
+    [
+        ("", ""),
+        ("http://127.0.0.1:4200/api", ""),
+        ("http://localhost:4200/api/", ""),
+        ("http://127.0.0.1:4201/api", "http://127.0.0.1:4201/api"),
+    ],
+)
+def test_the_address_of_our_own_server_is_nobody_elses(
+    url: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert own_api() == own
 
 
 def test_servers_of_the_users_own_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
