@@ -57,7 +57,7 @@ _SHAPES = re.compile(
 
 def is_secret(name: str, value: str) -> bool:
     """Whether an environment variable holds a secret, by its name or by its value. Pure."""
-    said = any(form.search(value) for form in _ADDRESSES)
+    said = "://" in value and any(form.search(value) for form in _ADDRESSES)
     return name in _OURS or _named_as_secret(name) or said
 
 
@@ -148,19 +148,22 @@ def blot(file: Path, words: Sequence[str]) -> None:
                 place = content.find(raw, place)
 
 
-def _spellings(value: str) -> set[str]:
+@lru_cache(maxsize=1024)
+def _spellings(value: str) -> frozenset[str]:
     """As it is, in a URL, in JSON, in Python's own words, and in HTML."""
     raw = os.fsencode(value)  # a variable may hold bytes that are no text
-    return {
-        value,
-        quote(raw, safe=""),
-        quote(raw),
-        quote_plus(raw),
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
-        repr(value)[1:-1],
-        html.escape(value),
-    }
+    return frozenset(
+        {
+            value,
+            quote(raw, safe=""),
+            quote(raw),
+            quote_plus(raw),
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            repr(value)[1:-1],
+            html.escape(value),
+        }
+    )
 
 
 @lru_cache(maxsize=4096)

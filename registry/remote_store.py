@@ -102,11 +102,8 @@ class RemoteStore:
         """
         source = self._files(manifest)
         targets = {name: folder / name for name in manifest.files}
-        try:
-            for path in targets.values():
-                path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise Damaged("a name in its manifest is a file and a folder") from None
+        for path in targets.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._ask(
                 "read",
@@ -340,16 +337,21 @@ def _manifest(text: bytes, stage: str, key: str) -> Manifest | None:
         manifest = Manifest.model_validate_json(text)
     except ValidationError:
         return None
-    sound = (manifest.stage, manifest.key) == (stage, key) and all(
-        map(_stays_inside, manifest.files)
-    )
+    sound = (manifest.stage, manifest.key) == (stage, key) and _can_be_files(manifest.files)
     return manifest if sound and manifest.is_of_its_files else None
 
 
-def _stays_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return (
-        bool(path.parts) and ".." not in path.parts and not path.is_absolute() and "\0" not in name
+def _can_be_files(names: Iterable[str]) -> bool:
+    """Whether all are plain relative paths, none of which is a folder of another."""
+    paths = {PurePosixPath(name): name for name in names}
+    return all(
+        str(path) == name
+        and path.parts
+        and ".." not in path.parts
+        and not path.is_absolute()
+        and "\0" not in name
+        and paths.keys().isdisjoint(path.parents)
+        for path, name in paths.items()
     )
 
 

@@ -10,7 +10,7 @@ from prefect import task
 from recipes.schema import DemoModel, ModelSource, PackagedGguf, PathModel, PrunedModel
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_file, digest_of_folder
-from registry.errors import UserError
+from registry.errors import StageFailed, UserError
 from registry.provenance import tools
 from registry.settings import settings
 from tasks import demo_data
@@ -86,6 +86,10 @@ def prepare_model(stage: Stage, source: ModelSource) -> ArtifactRef:
 
     def produce(folder: Path) -> dict[str, Any]:
         if isinstance(source, PathModel):
+            if digest_of_folder(Path(source.path)) != stage.inputs["model"]:
+                raise StageFailed.at(
+                    source.path, "was changed since the release was planned", "run it again"
+                )
             for path in Path(source.path).iterdir():
                 if path.is_file():
                     # Adopted by symbolic link: a 70B teacher is not copied.

@@ -25,7 +25,9 @@ from registry.settings import settings
 from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
 from tasks.draft_reports import write_training_report
+from tasks.engines.checkpoint_files import read_header
 from tasks.engines.draft_states import layer_ids_for
+from tasks.engines.model_files import check_weights
 from tasks.engines.published_draft import check_start
 from tasks.engines.subprocesses import run_job
 from tasks.engines.vllm_server import VllmServer
@@ -86,6 +88,10 @@ def published(folder: str) -> Path:
             "is no folder with a config.json",
             "give the folder of a published draft",
         )
+    headers = map(read_header, sorted(path.glob("*.safetensors")))
+    if problems := [one for one in headers if isinstance(one, Problem)]:
+        raise UserError(problems)
+    check_weights(path, "draft: init_from")
     return path
 
 

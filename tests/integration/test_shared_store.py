@@ -238,11 +238,14 @@ def test_a_damaged_entry_is_told_and_made_anew_for_all(
     assert one.text(a_stage()) == "weights"
 
 
-def test_a_manifest_that_leads_out_of_its_folder_is_none(homes: tuple[Home, Home]) -> None:
+@pytest.mark.parametrize("name", ["../../../out", "/out", "a\0b", "", ".", "./a", "a//b", "sub"])
+def test_a_manifest_whose_names_cannot_be_files_of_its_folder_is_none(
+    homes: tuple[Home, Home], name: str
+) -> None:
     one, two = homes
     one.make(a_stage())
     document = json.loads(objects(one, a_stage())["000001.json"])
-    document["files"]["../../../out"] = document["files"].pop(".hidden")
+    document["files"][name] = document["files"].pop(".hidden")
     listed = {name: file["sha256"] for name, file in document["files"].items()}
     document["digest"] = digest_of_listing(listed)
     damage(one, a_stage(), "000001.json", json.dumps(document).encode())

@@ -12,6 +12,7 @@ from registry.artifacts import Stage
 from registry.errors import Infeasible, StageFailed
 from tasks import draft_checkpoints, speculation
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 RECIPE = DraftRecipe(kind="draft", description="", epochs=3, learning_rate=1e-3)
 CONFIG = {"engine": "vllm", "engine_args": {}, "env": {}, "num_speculative_tokens": 3}
 
@@ -86,6 +87,7 @@ def test_a_published_drafts_content_is_in_the_key(tmp_path: Path) -> None:
     folder = tmp_path / "published"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     one = stages_of({"init_from": str(folder), "states": "transformers"})
     moved = folder.rename(tmp_path / "moved")
     assert stages_of({"init_from": str(moved), "states": "transformers"}) == one
@@ -97,6 +99,7 @@ def test_a_published_draft_that_changed_since_the_plan_fails_its_candidate(tmp_p
     folder = tmp_path / "published"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     recipe = RECIPE.model_copy(update={"init_from": str(folder), "states": "transformers"})
     student, prompts = Stage(name="distill", version=1), Stage(name="prompts", version=1)
     stage = speculation.stage(recipe, student, prompts)
@@ -122,3 +125,22 @@ def test_a_target_that_gives_no_states_here_fails_its_candidate_alone() -> None:
     ):
         pass
     assert "states: transformers" in told.value.problems[0].remedy
+
+
+def test_a_model_that_changed_since_the_plan_is_not_adopted(tmp_path: Path) -> None:
+    from recipes.schema import PathModel
+    from registry.digests import digest_of_folder
+    from tasks import models
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    planned = {"model": digest_of_folder(folder)}
+    stage = Stage(name="model", label="student", version=1, inputs=planned)
+    source = PathModel(source="path", path=str(folder))
+    (folder / "model.safetensors").write_bytes(NO_TENSORS + b"x")
+    with pytest.raises(StageFailed, match="was changed since the release was planned"):
+        models.prepare_model.fn(stage, source)
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    ref = models.prepare_model.fn(stage, source)
+    assert ref.digest == planned["model"]

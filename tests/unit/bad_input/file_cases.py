@@ -376,6 +376,27 @@ def checkpoints() -> Iterator[Case]:
                lambda folder: student("x" * 5000), ["student.path", "too long"])  # fmt: skip
 
 
+DRAFTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "a published draft of pickles": (
+        rewrite("pytorch_model.bin", pickle.dumps({})), ["pytorch_model.bin", "pickled"]),
+    "a published draft with its own code": (config(auto_map={"AutoModel": "m.M"}), ["auto_map"]),
+    "a published draft without weights": (without("model.safetensors"), ["no *.safetensors"]),
+    "a published draft that is cut": (cut(-10), ["model.safetensors", "is cut"]),
+    "a published draft that is no folder": (without("config.json"), ["config.json"]),
+}  # fmt: skip
+
+
+def drafts() -> Iterator[Case]:
+    for name, (change, says) in DRAFTS.items():
+
+        def words(folder: Path, change: Callable[[Path], None] = change) -> list[object]:
+            root = model(folder)
+            change(root)
+            return ["release", TINY, "--dry-run", "--set", f"draft.init_from={root}"]
+
+        yield Case("checkpoint", name, words, ["{}/model", *says])
+
+
 # -- evidence --------------------------------------------------------------------------------
 
 GATE = {"name": "g", "kind": "retention", "metric": "hit_rate", "reference": "teacher"}
@@ -531,4 +552,4 @@ def _empty(folder: Path) -> list[object]:
     return gate(folder, folder / "c")
 
 
-CASES = [*prompts(), *checkpoints(), *evidence()]
+CASES = [*prompts(), *checkpoints(), *drafts(), *evidence()]
