@@ -215,10 +215,9 @@ def _register(content: dict[str, Any]) -> None:
     """Hand deployments to `prefect deploy`, as a file of their own."""
     environment = {k: v for k, v in os.environ.items() if k != "PILOTAGE_CHECKOUT"}
     with tempfile.TemporaryDirectory(prefix="pilotage-deploy-") as folder:
-        # What is not said to go on stays paused. JSON is YAML.
-        going = [{**one, "paused": False} for one in content["deployments"]]
+        # JSON is YAML.
         path = Path(folder) / "prefect.yaml"
-        path.write_text(json.dumps({**content, "deployments": going}), encoding="utf-8")
+        path.write_text(json.dumps(content), encoding="utf-8")
         words = ["--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
         try:
             ended = subprocess.run(
