@@ -59,12 +59,30 @@ def document() -> str:
     for environment, lock in LOCKS.items():
         found = installed(PYTHONS[environment])
         for name, version in locked(ROOT / "requirements" / lock).items():
-            licence = found.get(name, ("", ""))[1].replace("|", "/")
-            licence = licence or SAID_IN_THEIR_FILES.get(name, "says none")
+            there, said = found.get(name, ("", ""))
+            # Another version's licence says nothing; a build (`+cpu`) is no other version.
+            same = version in (there, there.partition("+")[0])
+            known = said.replace("|", "/") or SAID_IN_THEIR_FILES.get(name, "says none")
+            licence = known if same else ""
             rows.setdefault((name, version), (licence, set()))[1].add(environment)
+    stale = [f"{name} {version}" for (name, version), (licence, _) in rows.items() if not licence]
+    if stale:
+        sys.exit(f"not installed as locked: {', '.join(stale)}; `make env` first")
     lines = [f"| {name} | {version} | {' '.join(sorted(where))} | {licence} |"
              for (name, version), (licence, where) in sorted(rows.items())]  # fmt: skip
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + CUDA.format(names=", ".join(only_for_cuda()))
+
+
+def only_for_cuda() -> list[str]:
+    """`NAME VERSION` of what only the lock files for CUDA name, by whatever version."""
+    names = {name for lock in LOCKS.values() for name in locked(ROOT / "requirements" / lock)}
+    more = {
+        f"{name} {version}"
+        for lock in LOCKS.values()
+        for name, version in locked(ROOT / "requirements" / lock.replace("-cpu", "-cuda")).items()
+        if name not in names
+    }
+    return sorted(more)
 
 
 HEAD = """# Licences
@@ -74,6 +92,15 @@ Every package of the lock files for CPUs, and the licence that it names itself. 
 
 | package | version | environment | licence |
 |---|---|---|---|
+"""
+
+CUDA = """
+## Only in the lock files for CUDA
+
+Not installed where this list was written, so nothing is said of their licences. Libraries of NVIDIA
+come under licences of its own in part: read them before you pass an image on.
+
+{names}
 """
 
 if __name__ == "__main__":

@@ -42,6 +42,16 @@ def test_no_string_reaches_a_shell() -> None:
     assert found == []
 
 
+def test_the_one_shell_that_is_started_runs_a_text_of_ours() -> None:
+    found = []
+    for place, call in calls():
+        for node in ast.walk(call):
+            words = [ast.unparse(one) for one in node.elts] if isinstance(node, ast.List) else []
+            if any(word.strip("'").rpartition("/")[2] in ("sh", "bash") for word in words):
+                found.append((place.partition(":")[0], words[1:3]))
+    assert found == [("tasks/engines/guards.py", ["'-c'", "self.SCRIPT"])]
+
+
 def test_remote_code_is_on_nowhere_and_off_where_a_model_is_loaded() -> None:
     found = []
     for place, call in calls():
