@@ -18,6 +18,9 @@ _CODE = "loads code that the bundle's digest does not cover"
 _SWAP = "changes what is served while it is served"
 _SECRET = "a secret does not belong into a recipe: bundle.json is there for everybody to read"
 _LIBRARY = "changes which files or libraries the engine loads; that is the machine's affair"
+_DEVICE = (
+    "takes devices that nobody has locked; set it for the process that releases (docs/devices.md)"
+)
 
 ARGUMENTS = {
     **dict.fromkeys(
@@ -42,6 +45,7 @@ ARGUMENTS = {
         _CODE,
     ),
     "weight-transfer-config": _SWAP,
+    "device-ids": _DEVICE,
     "api-key": _SECRET,
     "hf-token": _SECRET,
 }
@@ -59,6 +63,7 @@ _NESTED_ENDINGS = {
 
 VARIABLES = {
     **dict.fromkeys(("PATH", "HOME", "VLLM_MEDIA_CONNECTOR"), _LIBRARY),
+    "CUDA_DEVICE_ORDER": _DEVICE,
     **dict.fromkeys(("VLLM_USE_MODELSCOPE", "VLLM_LOGGING_CONFIG"), _FILE),
     **dict.fromkeys(("VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION"), _CODE),
     **dict.fromkeys(("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"), _SWAP),
@@ -70,6 +75,7 @@ _VARIABLE_BEGINNINGS = {
     "VLLM_LORA_RESOLVER_": _SWAP,
 }
 _VARIABLE_ENDINGS = {
+    "_VISIBLE_DEVICES": _DEVICE,
     **dict.fromkeys(("_PATH", "_DIR", "_FOLDER", "_ROOT", "_HOME", "_FILE", "_PROXY"), _LIBRARY),
     **dict.fromkeys(("_API_KEY", "_ACCESS_KEY", "_KEY_ID", "_TOKEN", "_SECRET"), _SECRET),
 }

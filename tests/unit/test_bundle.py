@@ -253,6 +253,7 @@ def test_the_digest_survives_the_file_it_is_kept_in(value: Any) -> None:
         ("allowed-origins", ["*", "--chat-template"], "read as another argument"),
         ("max-model-len", "-O3", "read as another argument"),
         ("weight-transfer-config", {}, "while it is served"),
+        ("device-ids", [1], "nobody has locked"),
         ("ssl-keyfile", "k", "plain HTTP"),
         ("api-key", "k", "secret"),
     ],
@@ -280,6 +281,9 @@ def test_an_argument_that_no_digest_would_cover(name: str, value: Any, reason: s
         ("VLLM_CACHE_ROOT", "x", "the machine's affair"),
         ("VLLM_SOMETHING_NEW", "/x", "outside of the bundle"),
         ("VLLM_API_KEY", "x", "secret"),
+        ("CUDA_VISIBLE_DEVICES", "1", "nobody has locked"),
+        ("cuda_device_order", "PCI_BUS_ID", "nobody has locked"),
+        ("HIP_VISIBLE_DEVICES", "1", "nobody has locked"),
         ("A-B", "x", "no name"),
     ],
 )
