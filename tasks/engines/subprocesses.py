@@ -36,6 +36,10 @@ MARKER = "PILOTAGE_PROCESS"
 """Environment variable that names the tree a process belongs to; inherited by every child."""
 
 
+EXIT_WAIT = 60.0
+"""Seconds for the exit of a process with a result: threads of a library may keep it for ever."""
+
+
 class ProcessTree:
     """A command and everything it starts. Use as a context manager: leaving it ends the tree."""
 
@@ -123,16 +127,26 @@ class ProcessTree:
         assert self.process is not None, "not started"
         return self.process.poll()
 
-    def wait(self, timeout: float) -> int:
-        """Wait for the front process. Raises `InfrastructureError` after `timeout` seconds."""
-        assert self.process is not None, "not started"
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
+    def wait(self, timeout: float, result: Path | None = None) -> int | None:
+        """Wait for the front process; its status. Raises `InfrastructureError` after `timeout` s.
+
+        With the file of its `result` there it has done its work: one that does not end within
+        `EXIT_WAIT` seconds is left to `stop`, and has no status.
+        """
+
+        def ended() -> bool:
+            return self.poll() is not None
+
+        def done() -> bool:
+            return ended() or (result is not None and result.exists())
+
+        if not wait_until(done, timeout, every=0.05):
             self.stop()
             raise InfrastructureError(
                 f"{self.command[0]} did not end within {timeout:.0f} s; its log is {self.log}"
-            ) from None
+            )
+        wait_until(ended, EXIT_WAIT, every=0.05)
+        return self.poll()
 
     def memory_bytes(self) -> int:
         """Resident memory of the whole tree now, in bytes."""
@@ -233,7 +247,7 @@ def run_job(
     # run took 61 s with other work beside it, and 6 s with passive waiting.
     quiet = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
     with ProcessTree(command, log=log, env={**quiet, **(env or {})}) as tree:
-        status = tree.wait(timeout or settings().stage_timeout)
+        status = tree.wait(timeout or settings().stage_timeout, result_file)
     if not result_file.exists():
         raise InfrastructureError(
             f"{module} ended with status {status} and no result; the end of {log}:\n"

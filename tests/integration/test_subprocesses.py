@@ -335,3 +335,20 @@ def test_what_outlives_the_hard_signal_is_named_within_the_grace(
 def test_a_log_that_cannot_be_read_has_no_last_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path) == ""
     assert last_lines(tmp_path / "none") == ""
+
+
+def test_a_job_that_is_done_and_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of a library keeps the process: its work is not thrown away after six hours."""
+    (tmp_path / "hangs.py").write_text(
+        "import os, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "open(sys.argv[2] + '.partial', 'w').write('{\"pid\": %d}' % os.getpid())\n"
+        "os.rename(sys.argv[2] + '.partial', sys.argv[2])\n"
+    )
+    monkeypatch.setattr(tasks.engines.subprocesses, "EXIT_WAIT", 0.5)
+    log = tmp_path / "job.log"
+    made = run_job("hangs", {}, log=log, timeout=60.0, env={"PYTHONPATH": str(tmp_path)})
+    assert not runs(made["pid"])
+    assert notes() == []
