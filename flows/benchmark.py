@@ -13,7 +13,7 @@ from prefect import flow
 from flows.bench_rendering import bench_text
 from flows.endings import PASSED, REFUSED, Ended, line, told
 from flows.forms import BenchmarkRequest
-from flows.making import begin, candidates_of, inputs_of, make_bundle, student
+from flows.making import after_student, begin, candidates_of, make_bundle, student
 from flows.pages import show_page
 from registry.artifacts import Stage
 from registry.errors import UserError
@@ -74,8 +74,7 @@ def chosen(request: BenchmarkRequest) -> tuple[AbstractContextManager[Target], s
 
     def wanted(todo: ReleasePlan) -> list[Stage]:
         (one,) = candidates_of(todo, request.candidate)
-        stages = [one.quantize, one.draft_training, one.draft]
-        return [*inputs_of(todo), todo.distill, *(stage for stage in stages if stage is not None)]
+        return after_student(todo, one.quantize, one.draft_training, one.draft)
 
     todo = begin(request, wanted)
     (one,) = candidates_of(todo, request.candidate)

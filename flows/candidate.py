@@ -12,7 +12,7 @@ from prefect import flow
 
 from flows.endings import REFUSED, Ended, line, told
 from flows.forms import CandidateRequest
-from flows.making import begin, candidates_of, inputs_of, student
+from flows.making import after_student, begin, candidates_of, student
 from flows.measuring import measure_candidate
 from registry.artifacts import Stage
 from registry.errors import InfrastructureError, UserError
@@ -45,7 +45,7 @@ def measure_one(request: CandidateRequest) -> Ended[Measured | None]:
         return Ended(None, UNLIKE, f"{wanted_text(request)}: {error}", refused=True)
     except Unlike as unlike:
         return Ended(None, UNLIKE, str(unlike), refused=True)
-    if not all(store().is_there(stage) for stage in (*inputs_of(todo), todo.distill)):
+    if not all(store().is_there(stage) for stage in after_student(todo)):
         student(todo)
     return ended(measure_candidate(todo, wanted))
 
@@ -89,7 +89,7 @@ class Unlike(InfrastructureError):
 
 def stages_of(todo: ReleasePlan, wanted: CandidatePlan) -> list[Stage]:
     """All that is made before and on a candidate, in order."""
-    return [*inputs_of(todo), todo.distill, *own_stages(wanted)]
+    return after_student(todo, *own_stages(wanted))
 
 
 def own_stages(wanted: CandidatePlan) -> list[Stage]:

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.endings import Ended, told
 from flows.forms import DistillRequest
-from flows.making import begin, inputs_of, made, student
+from flows.making import after_student, begin, made, student
 from registry.artifacts import ArtifactRef
 
 
@@ -14,5 +14,5 @@ from registry.artifacts import ArtifactRef
 @told
 def distill_student(request: DistillRequest) -> Ended[ArtifactRef]:
     """Make or find the merged student of a release recipe."""
-    ref = student(begin(request, lambda todo: [*inputs_of(todo), todo.distill]))
+    ref = student(begin(request, after_student))
     return made(ref, {"student": ref})

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.endings import Ended, told
 from flows.forms import DraftRequest
-from flows.making import begin, candidates_of, drafted, inputs_of, made, quantized, student
+from flows.making import after_student, begin, candidates_of, drafted, made, quantized, student
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import UserError
 from tasks.planning import CandidatePlan, ReleasePlan
@@ -26,7 +26,7 @@ def train_release_draft(request: DraftRequest) -> Ended[dict[str, ArtifactRef]]:
             for one in asked(todo, request.candidate)
             for stage in (one.quantize, one.draft_training, one.draft)
         ]
-        return [*inputs_of(todo), todo.distill, *(stage for stage in stages if stage is not None)]
+        return after_student(todo, *stages)
 
     todo = begin(request, wanted)
     student(todo)
@@ -36,11 +36,11 @@ def train_release_draft(request: DraftRequest) -> Ended[dict[str, ArtifactRef]]:
         ref = drafted(todo, one)
         if ref is not None:
             found[one.name] = ref
-    told = {
+    said = {
         name if ref.summary["measured"] else f"{name} (not measured: {ref.summary['reason']})": ref
         for name, ref in found.items()
     }
-    return made(found, told)
+    return made(found, said)
 
 
 def asked(todo: ReleasePlan, name: str) -> list[CandidatePlan]:

@@ -119,6 +119,11 @@ def inputs_of(todo: ReleasePlan) -> list[Stage]:
     return [stage for stage in stages if stage is not None]
 
 
+def after_student(todo: ReleasePlan, *stages: Stage | None) -> list[Stage]:
+    """The stages of `student`, and those of `stages` that there are."""
+    return [*inputs_of(todo), todo.distill, *(stage for stage in stages if stage is not None)]
+
+
 def candidates_of(todo: ReleasePlan, name: str) -> list[CandidatePlan]:
     """The one candidate of that name, or all for an empty one. Raises `UserError`."""
     found = [one for one in todo.candidates if name in ("", one.name)]

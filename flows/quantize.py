@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.endings import Ended, told
 from flows.forms import QuantizeRequest
-from flows.making import begin, candidates_of, inputs_of, made, quantized, student
+from flows.making import after_student, begin, candidates_of, made, quantized, student
 from registry.artifacts import ArtifactRef, Stage
 from registry.errors import UserError
 from tasks.planning import CandidatePlan, ReleasePlan
@@ -21,8 +21,7 @@ def quantize_student(request: QuantizeRequest) -> Ended[dict[str, ArtifactRef]]:
     """
 
     def wanted(todo: ReleasePlan) -> list[Stage]:
-        stages = [one.quantize for one in asked(todo, request.candidate)]
-        return [*inputs_of(todo), todo.distill, *(stage for stage in stages if stage is not None)]
+        return after_student(todo, *(one.quantize for one in asked(todo, request.candidate)))
 
     todo = begin(request, wanted)
     student(todo)

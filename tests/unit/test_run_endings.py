@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows import benchmark
+from flows import benchmark, pages
 from flows.endings import LONGEST, failure, move_ended, release_ended
 from flows.making import made
 from registry.alias_outcome import AliasOutcome
@@ -17,6 +17,7 @@ from registry.errors import UserError
 from registry.outcome import Champion, ReleaseOutcome, Verdict
 from registry.settings import settings
 from tasks.benchmarking import Benchmark
+from tasks.progress import LOG
 from tasks.run_pages import (
     artifact_key,
     code,
@@ -181,6 +182,19 @@ def test_tables_have_a_row_for_each_gate_and_each_load() -> None:
     assert [(row["req/s"], row["failed"], row["E2EL p50"]) for row in loads] == [
         ("1", 0, "100 ms"), ("2", 3, "100 ms"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [OSError("reset"), ValueError("a page of HTML"), KeyError("id")])
+def test_a_page_that_is_not_taken_costs_nothing(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(**content: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(pages, "create_markdown_artifact", refuses)
+    monkeypatch.setattr(LOG, "propagate", True)
+    pages.show_page("benchmark", "text", "about")
+    assert "the page 'benchmark' is not shown in Prefect" in caplog.text
 
 
 def test_what_an_engine_wrote_stays_inside_of_its_fence() -> None:
