@@ -58,6 +58,7 @@ _RETENTION = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
 }
 """Runs that ended longer ago go, so that the database stays small (`maintain` looks)."""
+_ORIGINS = "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"
 _DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 _LOG_BYTES = 50 << 20
 """A log that is larger when its service starts goes aside, once."""
@@ -179,6 +180,8 @@ def _server() -> Service:
             # The browser is told to ask the address in the settings, not that of the command.
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(port),
+            # Its own pages only: by default any page that a browser here shows may start runs.
+            _ORIGINS: os.environ.get(_ORIGINS, f"{url},http://localhost:{port}"),
             # A server that is started again knows which runs hold which slots.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                 "prefect.server.concurrency.lease_storage.filesystem"

@@ -290,6 +290,16 @@ def test_a_server_has_the_retention_and_the_database_that_somebody_sets(
     assert not [one.name for one in module.services()[1:] if database in one.env]
 
 
+def test_no_page_of_somebody_else_may_ask_our_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    origins = "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"
+    monkeypatch.delenv(origins, raising=False)
+    port = settings().prefect_port
+    wanted = f"http://127.0.0.1:{port},http://localhost:{port}"
+    assert module.services()[0].env[origins] == wanted
+    monkeypatch.setenv(origins, "https://prefect.example.com")
+    assert module.services()[0].env[origins] == "https://prefect.example.com"
+
+
 @pytest.mark.parametrize(
     ("url", "own"),
     [
