@@ -23,7 +23,8 @@ from eval_suites.loader import shipped as shipped_suites
 from recipes.loader import shipped as shipped_recipes
 from registry.errors import Problem, UserError
 
-Reason = Annotated[str, StringConstraints(strip_whitespace=True)]
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)]
+Actor = Annotated[str, StringConstraints(strip_whitespace=True, max_length=300)]
 
 OWN_FILE = r"^(.*/.*|.*\.ya?ml)$"
 """A path and not a name, by the rule of `recipes.loader.find`."""
@@ -258,7 +259,7 @@ class PromoteRequest(Request):
         description="Version that must hold the alias still, 0 for none; empty: whichever does.",
         json_schema_extra=at(4),
     )
-    actor: str = Field(default="", description="Who or what asks.", json_schema_extra=at(5))
+    actor: Actor = Field(default="", description="Who or what asks.", json_schema_extra=at(5))
     approve: bool = Field(
         default=False,
         description="The actor says yes where the policy asks a person; needs reason and actor. "
@@ -289,7 +290,7 @@ class RollbackRequest(Request):
         description="Start it and ask it a prompt first. Off only where no engine is at hand.",
         json_schema_extra=at(3),
     )
-    actor: str = Field(default="", description="Who or what asks.", json_schema_extra=at(4))
+    actor: Actor = Field(default="", description="Who or what asks.", json_schema_extra=at(4))
 
 
 class NightlyRequest(Request):

@@ -236,12 +236,13 @@ def close(asking: UUID) -> str:
 
 def forget_deadline() -> None:
     """An answer is there: the run that would close the question need not come."""
+    from httpx import HTTPError
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
-    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.exceptions import PrefectException
 
     run = _needed_run()
     # It does no harm where it stays: it finds nothing to close.
-    with suppress(PrefectHTTPStatusError), _client() as client:
+    with suppress(PrefectException, HTTPError), _client() as client:
         tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"{_CLOSES}{run.id}"]))
         for one in client.read_flow_runs(flow_run_filter=tagged):
             if one.state is not None and one.state.is_scheduled():

@@ -57,6 +57,7 @@ def older_than(days: int, grace: timedelta = timedelta(0)) -> int:
 
 
 async def _vacuumed(days: int, deadline: float) -> None:
+    """Raises `InfrastructureError` where the deadline cuts it short."""
     from prefect.server.database import provide_database_interface
     from prefect.server.services import db_vacuum
     from prefect.settings import (
@@ -82,6 +83,11 @@ async def _vacuumed(days: int, deadline: float) -> None:
             PREFECT_SERVER_EVENTS_RETENTION_PERIOD: timedelta(days=min(days, EVENT_DAYS)),
         }
     ):
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            for step in steps:
-                await step(db=database)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                for step in steps:
+                    await step(db=database)
+        except TimeoutError:
+            raise InfrastructureError(
+                "the time was too short for all of them; the next maintenance goes on"
+            ) from None

@@ -230,6 +230,9 @@ def test_old_runs_go_with_their_pages_and_others_stay(prefect: None) -> None:
         goes_on = client.create_flow_run(talking, state=Running())
         recent = client.create_flow_run(talking, state=Completed())
         assert older_than(30) == 1
+        with pytest.raises(InfrastructureError, match="the next maintenance goes on"):
+            asyncio.run(_vacuumed(30, time.monotonic()))
+        assert older_than(30) == 1
         with pytest.raises(InfrastructureError, match="keeps 1 runs that ended more than 30 days"):
             forget(30, soon())
         asyncio.run(_vacuumed(30, soon()))
