@@ -180,7 +180,7 @@ def _server() -> Service:
             # The browser is told to ask the address in the settings, not that of the command.
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(port),
-            # Its own pages only: by default any page that a browser here shows may start runs.
+            # Its own pages only: by default any page that a browser here shows may read it.
             _ORIGINS: os.environ.get(_ORIGINS, f"{url},http://localhost:{port}"),
             # A server that is started again knows which runs hold which slots.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (

