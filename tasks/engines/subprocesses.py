@@ -283,11 +283,23 @@ def end_processes(processes: Sequence[psutil.Process], grace: float) -> list[psu
     Those that are there even `grace` seconds after that: usually none.
     """
     alive = [process for process in processes if _signal(process, hard=False)]
-    _, alive = psutil.wait_procs(alive, timeout=grace)
-    for process in alive:
-        _signal(process, hard=True)
-    _, alive = psutil.wait_procs(alive, timeout=grace)
-    return list(alive)
+
+    def gone() -> bool:
+        return not any(map(_lives, alive))
+
+    if not wait_until(gone, grace, every=0.05):
+        for process in filter(_lives, alive):
+            _signal(process, hard=True)
+        wait_until(gone, grace, every=0.05)
+    return list(filter(_lives, alive))
+
+
+def _lives(process: psutil.Process) -> bool:
+    """One that ended is dead also where nobody has waited for it: in a container often nobody will.
+
+    psutil's own wait would take our child's status, and the front's would read as 0.
+    """
+    return process.is_running() and identity(process.pid) is not None
 
 
 def own_children() -> None:
@@ -323,8 +335,11 @@ def end_leftovers() -> list[int]:
 
 
 def end_noted(notes: Sequence[Path]) -> list[int]:
-    """End the trees of those notes whose owner is gone, all at once: they share one grace."""
-    leftovers, done = [], []
+    """End the trees of those notes whose owner is gone, all at once: they share one grace.
+
+    The note of what does not end stays: the next run tries again.
+    """
+    trees: dict[Path, list[psutil.Process]] = {}
     for note in notes:
         try:
             content = json.loads(note.read_text())
@@ -334,13 +349,13 @@ def end_noted(notes: Sequence[Path]) -> list[int]:
             note.unlink(missing_ok=True)
             continue
         if not owner_lives:
-            leftovers += marked(marker, session, log)
-            done.append(note)
-    if leftovers:
-        end_processes(leftovers, settings().stop_grace)
-    for note in done:
-        note.unlink(missing_ok=True)
-    return [process.pid for process in leftovers]
+            trees[note] = marked(marker, session, log)
+    leftovers = [process for tree in trees.values() for process in tree]
+    left = set(end_processes(leftovers, settings().stop_grace) if leftovers else [])
+    for note, tree in trees.items():
+        if not left & set(tree):
+            note.unlink(missing_ok=True)
+    return [process.pid for process in leftovers if process not in left]
 
 
 def identity(pid: int) -> dict[str, float | int] | None:

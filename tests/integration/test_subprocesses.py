@@ -231,6 +231,12 @@ def test_what_a_killed_owner_and_its_killed_guard_left_the_next_run_ends(
         owner.kill()
         owner.wait()
     assert stubborn.alive() == ["front", "engine"], "it outlived its owner"
+    with pytest.MonkeyPatch.context() as patched:
+        # As where the kernel keeps a process whose device hangs.
+        patched.setattr(tasks.engines.subprocesses, "_signal", lambda process, hard: True)
+        assert end_leftovers() == []
+    assert stubborn.alive() == ["front", "engine"]
+    assert len(notes()) == 1, "the next run tries again"
     assert set(end_leftovers()) == set(stubborn.pids.values())
     assert stubborn.alive() == []
     assert notes() == []
@@ -352,3 +358,9 @@ def test_a_job_that_is_done_and_does_not_end_is_ended(
     made = run_job("hangs", {}, log=log, timeout=60.0, env={"PYTHONPATH": str(tmp_path)})
     assert not runs(made["pid"])
     assert notes() == []
+
+
+def test_the_status_of_what_was_ended_is_its_own(tmp_path: Path) -> None:
+    with ProcessTree(["sleep", "600"], log=tmp_path / "log") as tree:
+        assert tree.poll() is None
+    assert tree.poll() == -signal.SIGTERM
