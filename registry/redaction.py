@@ -34,9 +34,9 @@ _SECRET_NAME = re.compile(
     r"|_(?:PASS|PWD|PAT)$|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<userinfo>[^\s/?#'\"<>]+)@")
+_USERINFO = re.compile(r"(?P<begin>://)(?P<userinfo>[^\s/?#'\"<>]+)@")
 _TO_DATABASE = re.compile(
-    r"(?P<scheme>\b(?!https?:)[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<userinfo>[^\s:/@]*:[^\s@]+)@"
+    r"(?P<begin>(?<!http)(?<!https)://)(?P<userinfo>[^\s:/@]*:[^\s@]{1,300})@"
 )
 """Drivers take passwords that hold what no URL may hold unencoded: slashes, `#`, quotes."""
 _ADDRESSES = (_TO_DATABASE, _USERINFO)
@@ -178,7 +178,7 @@ def _password(userinfo: str) -> str:
 
 def _hide_password(match: re.Match[str]) -> str:
     user, colon, _ = match["userinfo"].partition(":")
-    return f"{match['scheme']}{f'{user}:' if colon else ''}{HIDDEN}@"
+    return f"{match['begin']}{f'{user}:' if colon else ''}{HIDDEN}@"
 
 
 def _is_place(value: str) -> bool:
