@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from registry.gate_report import escaped
+
 MOST_SEGMENTS = 40
 MOST_EXAMPLES = 12
 """Segments on the page; data_card.json holds the rest."""
@@ -65,7 +67,7 @@ def _segments(card: Mapping[str, Any]) -> Iterator[str]:
         for name, facts in ordered[:MOST_SEGMENTS]:
             others = {kind: n for kind, n in facts["answers"].items() if kind != "accepted"}
             said = ", ".join(f"{kind} {n}" for kind, n in others.items())
-            rows.append((part, name, facts["prompts"], facts["learned"], said or "-"))
+            rows.append((part, named(name), facts["prompts"], facts["learned"], said or "-"))
         if (more := len(segments) - MOST_SEGMENTS) > 0:
             rows.append((part, f"and {more} more in data_card.json", "", "", ""))
     return table(["part", "segment", "prompts", "learned", "other answers"], rows)
@@ -118,7 +120,7 @@ def _calibration(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _examples(examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     for segment in list(examples)[:MOST_EXAMPLES]:
-        yield f"### {_plain(segment)}"
+        yield f"### {named(segment)}"
         yield ""
         for one in examples[segment]:
             yield from _example(one)
@@ -169,6 +171,11 @@ def in_code(text: object) -> str:
     return f"{marks}{space}{line}{space}{marks}" if line else "(nothing)"
 
 
+def named(name: str) -> str:
+    """A name that somebody gave, on one line: no markup, no link."""
+    return escaped(" ".join(name.split()))
+
+
 def _plain(cell: object) -> str:
     """A cell of a table: one line, no column mark."""
-    return " ".join(str(cell).split()).replace("|", "\\|")
+    return re.sub(r"(?<!\\)\|", r"\|", " ".join(str(cell).split()))

@@ -231,7 +231,8 @@ def test_a_text_of_anybodys_cannot_break_the_page() -> None:
     row = answered("a|b", "Yes.\n\n# Head\n| x |", segment="<b>|`x`\n# y")
     page = page_of(card_of([row]))
     assert "\n# Head" not in page and "\n# y" not in page
-    assert "| train | <b>\\|`x` # y | 1 | 1 | - |" in page
+    assert "| train | &lt;b&gt;\\|\\`x\\` \\# y | 1 | 1 | - |" in page
+    assert "### &lt;b&gt;\\|\\`x\\` \\# y\n" in page
 
 
 def test_a_card_of_nothing_learned_is_a_page_too() -> None:
