@@ -12,19 +12,14 @@ Weights are safetensors only, and a folder that asks for its own Python code is 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import Problem, StageFailed
-
-Message = Mapping[str, Any]
-Conversation = Sequence[Message]
+from tasks.engines.template_text import LONGEST_TEMPLATE, Conversation, outcome, rendered
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -63,13 +58,8 @@ PROBES: tuple[tuple[Conversation, bool], ...] = (
 """Conversations (and whether the assistant is asked to answer) that tell two templates apart."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
-LONGEST_TEMPLATE = 1 << 20
-LONGEST_FACTOR = 10_000
-LONGEST_RENDERING = 10_000_000
-"""Of a template: its own characters, numbers that it multiplies with, characters that it writes.
-
-Memory and time are bounded by the process that tries a stranger's first (`template_check`).
-"""
+LONGEST_SHOWN = 300
+"""Characters of a rendering that a message shows."""
 _PICKLES = (
     *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".dill"),
 )
@@ -85,7 +75,7 @@ def render(
     """
     root = Path(folder)
     template = chat_template(root, f"{root}")
-    return _rendered(template, _special_tokens(root), conversation, add_generation_prompt)
+    return rendered(template, _special_tokens(root), conversation, add_generation_prompt)
 
 
 def check_side_files(folder: Path | str, reference: Path | str, stage: str) -> None:
@@ -100,23 +90,24 @@ def check_side_files(folder: Path | str, reference: Path | str, stage: str) -> N
     if problem := tokenizer_problem(root):
         raise StageFailed(Problem(f"{root}, written by stage {stage}", problem))
     for conversation, prompt in PROBES:
-        expected = _outcome(wanted, _special_tokens(parent), conversation, prompt)
-        rendered = _outcome(found, _special_tokens(root), conversation, prompt)
-        if rendered != expected:
+        expected = outcome(wanted, _special_tokens(parent), conversation, prompt)
+        said = outcome(found, _special_tokens(root), conversation, prompt)
+        if said != expected:
             raise StageFailed(
                 Problem(
                     f"{root}, written by stage {stage}",
-                    f"the chat template ({_template_places(root)}) renders {rendered!r} where "
-                    f"that of {parent} renders {expected!r}",
+                    f"the chat template ({_template_places(root)}) renders {_shown(said)} where "
+                    f"that of {parent} renders {_shown(expected)}",
                     f"copy the side files of {parent} unchanged",
                 )
             )
-        ids, expected_ids = _token_ids(root, rendered), _token_ids(parent, expected)
+        ids, expected_ids = _token_ids(root, said), _token_ids(parent, expected)
         if None not in (ids, expected_ids) and ids != expected_ids:
             raise StageFailed(
                 Problem(
                     f"{root / 'tokenizer.json'}, written by stage {stage}",
-                    f"other token ids than {parent} for {rendered!r}: {ids} and {expected_ids}",
+                    f"other token ids than {parent} for {_shown(said)}: "
+                    f"{str(ids)[:LONGEST_SHOWN]} and {str(expected_ids)[:LONGEST_SHOWN]}",
                     f"copy the side files of {parent} unchanged",
                 )
             )
@@ -279,14 +270,14 @@ def chat_template(root: Path, where: str) -> str:
     tokens = _special_tokens(root)
     for other in others:
         for conversation, prompt in PROBES:
-            one = _outcome(first, tokens, conversation, prompt)
-            two = _outcome(other, tokens, conversation, prompt)
+            one = outcome(first, tokens, conversation, prompt)
+            two = outcome(other, tokens, conversation, prompt)
             if one != two:
                 raise StageFailed(
                     Problem(
                         where,
-                        f"two different chat templates: {TOKENIZER_CONFIG} renders {one!r}, "
-                        f"{TEMPLATE_FILE} renders {two!r}",
+                        f"two different chat templates: {TOKENIZER_CONFIG} renders {_shown(one)}, "
+                        f"{TEMPLATE_FILE} renders {_shown(two)}",
                         "remove the one that was not used in training",
                     )
                 )
@@ -302,7 +293,7 @@ def check_template(root: Path) -> None:
 
     template = chat_template(root, str(root))
     try:
-        _rendered(template, _special_tokens(root), *PROBES[0])
+        rendered(template, _special_tokens(root), *PROBES[0])
     except TemplateError as error:
         raise StageFailed(
             Problem(
@@ -351,81 +342,12 @@ def _templates(root: Path) -> dict[str, str]:
     return found
 
 
+def _shown(text: str) -> str:
+    return repr(text[:LONGEST_SHOWN])
+
+
 def _template_places(root: Path) -> str:
     return " and ".join(_templates(root))
-
-
-def _outcome(
-    template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
-) -> str:
-    """The rendering, or the template's own refusal (some accept no system message)."""
-    from jinja2 import TemplateError
-
-    try:
-        return _rendered(template, tokens, conversation, prompt)
-    except TemplateError as error:
-        return f"refused: {error}"
-
-
-def _rendered(
-    template: str, tokens: Mapping[str, str], conversation: Conversation, prompt: bool
-) -> str:
-    """Render as transformers does (`transformers/utils/chat_template_utils.py`, 5.17).
-
-    Raises `TemplateError` for whatever goes wrong in the template.
-    """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """The sandbox bounds `range`; a text times a number would still fill the memory."""
-
-        intercepted_binops = frozenset(("*", "**"))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [
-                abs(one) if isinstance(one, int | float) else len(one) for one in (left, right)
-            ]
-            if max(sizes) > LONGEST_FACTOR:
-                raise SecurityError(f"{operator} with {max(sizes)} is more than a template needs")
-            return super().call_binop(context, operator, left, right)
-
-    environment = Bounded(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    if len(template) > LONGEST_TEMPLATE:
-        raise SecurityError(f"it has {len(template)} characters")
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    # `{% generation %}` marks the assistant's part for trainers and renders nothing itself. Its
-    # line and blanks go by the same rules as any block's, so it becomes one that does nothing.
-    neutral = re.sub(r"\{%(-?)\s*generation\s*(-?)%\}", r"{%\1 if true \2%}", template)
-    neutral = re.sub(r"\{%(-?)\s*endgeneration\s*(-?)%\}", r"{%\1 endif \2%}", neutral)
-    written = 0
-    parts = []
-    given = {"messages": list(conversation), "add_generation_prompt": prompt, **tokens}
-    try:
-        for part in environment.from_string(neutral).generate(**given):
-            written += len(part)
-            if written > LONGEST_RENDERING:
-                raise SecurityError(f"it writes more than {LONGEST_RENDERING} characters")
-            parts.append(part)
-    except (TemplateError, MemoryError):
-        raise
-    except Exception as error:  # whatever a program of somebody else's raises
-        raise TemplateError(f"{type(error).__name__}: {error}") from None
-    return "".join(parts)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise_exception(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
 
 
 def _special_tokens(root: Path) -> dict[str, str]:

@@ -336,6 +336,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "two templates of which one fails": (
         lambda root: (root / "chat_template.jinja").write_text("{{ 1 // 0 }}") and None,
         ["two different chat templates", "ZeroDivision"]),
+    "two templates of which one writes 8 MB": (
+        rewrite("chat_template.jinja", b"{% for a in range(900) %}{{ 'x' * 9000 }}{% endfor %}"),
+        ["two different chat templates", "'xxx"]),
     "a template of 5 MB": (rewrite("chat_template.jinja", b"x" * 5_000_000), ["chat_template.jin"]),
     **{
         f"pickled weights in .{ending}": (
