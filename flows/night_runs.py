@@ -201,8 +201,8 @@ def run_deployed(
 def _asked_for(night: Night, recipe: str, deployment: str, *, until: float, every: float) -> UUID:
     """The run of this night and recipe: made, or the one that there is already.
 
-    A server that is away is asked again until `until` (`time.monotonic`): by its key nothing is
-    made twice.
+    A server that is away, or has a fault of its own (5xx), is asked again until `until`
+    (`time.monotonic`): by its key nothing is made twice.
     """
     request = ReleaseRequest(recipe=recipe)
     while True:
@@ -217,8 +217,9 @@ def _asked_for(night: Night, recipe: str, deployment: str, *, until: float, ever
                 # A run of its own: not a part of this one, which may be gone before it.
                 as_subflow=False,
             )
-        except httpx.TransportError as error:
-            if time.monotonic() > until:
+        except (httpx.TransportError, PrefectHTTPStatusError) as error:
+            refused = isinstance(error, PrefectHTTPStatusError) and error.response.is_client_error
+            if refused or time.monotonic() > until:
                 raise
             LOG.warning("%s: the server cannot be asked for its run: %s", recipe, error)
             time.sleep(every)

@@ -234,8 +234,10 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(
 
     def away_twice(*arguments: Any, **options: Any) -> Any:
         asked.append(options["idempotency_key"])
-        if len(asked) < 3:
+        if len(asked) == 1:
             raise httpx.ConnectError("connection refused")
+        if len(asked) == 2:
+            raise answered(500, text="database is locked")
         return run_deployment(*arguments, **options)
 
     monkeypatch.setattr(night_runs, "run_deployment", away_twice)
@@ -256,6 +258,11 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(
     monkeypatch.setattr(night_runs, "run_deployment", away)
     (row,) = night_runs.run_deployed(night, ["passes"], "release/manual")
     assert (row.state, row.what) == ("Not started", "ConnectError: connection refused")
+
+
+def answered(status: int, **answer: Any) -> PrefectHTTPStatusError:
+    response = httpx.Response(status, request=httpx.Request("POST", "http://x"), **answer)
+    return PrefectHTTPStatusError(str(status), request=response.request, response=response)
 
 
 def away(*arguments: Any, **options: Any) -> Any:
@@ -323,10 +330,7 @@ def test_a_deployment_that_is_not_there_is_a_row_and_no_end(
 
 def test_a_refusal_of_the_server_is_told_in_its_own_words() -> None:
     def refused(**answer: Any) -> str:
-        response = httpx.Response(409, request=httpx.Request("POST", "http://x"), **answer)
-        return night_runs.detail_of(
-            PrefectHTTPStatusError("409", request=response.request, response=response)
-        )
+        return night_runs.detail_of(answered(409, **answer))
 
     assert refused(json={"detail": "'freight_dmo' is not valid"}) == "'freight_dmo' is not valid"
     assert refused(text="<html>") == "409"
