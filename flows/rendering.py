@@ -17,6 +17,7 @@ from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
 from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
+from registry.redaction import redacted
 from registry.report_latency import flagged, kept_words, percentile_of, sla_of
 from registry.settings import Settings, settings
 from tasks.planning import ReleasePlan
@@ -130,7 +131,7 @@ def _prefect_ui(home: Settings) -> str:
     """Where the run is shown: by the server that has it, or by one that is to be started."""
     api = os.environ.get("PREFECT_API_URL", "")
     if api:
-        return api.removesuffix("/api")
+        return redacted(api.rstrip("/").removesuffix("/api"))
     return f"{_tool('pilotage')} up, then http://127.0.0.1:{home.prefect_port}"
 
 

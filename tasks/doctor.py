@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,12 +125,13 @@ def _rebuild(area: Literal["driver", "serve"]) -> str:
 
 def this_environment() -> Environment:
     """The environment this process runs in."""
-    return Environment(
-        python=platform.python_version(),
-        distributions=_normalized(
-            {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
-        ),
-    )
+    found: dict[str | None, str | None] = {}
+    for one in importlib.metadata.distributions():
+        # What a broken installation left has no name; importlib_metadata, where something has
+        # imported it, raises for that.
+        with suppress(FileNotFoundError):
+            found[one.metadata["Name"]] = one.version
+    return Environment(python=platform.python_version(), distributions=_normalized(found))
 
 
 def serve_environment() -> Environment | str:

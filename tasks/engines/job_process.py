@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from registry.errors import InfrastructureError
+from registry.whole_files import write_whole
 from tasks.engines.subprocesses import ProcessTree, wait_until
 
 
@@ -58,9 +59,7 @@ class JobProcess:
             Path(f"{self._base}.{self._jobs}.{kind}.json") for kind in ("job", "result")
         )
         self._jobs += 1
-        partial = job.with_suffix(".partial")
-        partial.write_text(json.dumps(order, ensure_ascii=False), encoding="utf-8")
-        partial.rename(job)
+        write_whole(job, json.dumps(order, ensure_ascii=False))
         wait_until(lambda: result_file.exists() or self._tree.poll() is not None, limit, every=0.05)
         if not result_file.exists():
             status = self._tree.poll()

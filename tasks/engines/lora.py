@@ -137,14 +137,6 @@ def check_job(job: Mapping[str, Any]) -> None:
     model_files.check_weights(base, "distill")
     model_files.check_side_files(base, base, "distill")
     problems = []
-    if (base / "adapter_config.json").exists():
-        problems.append(
-            Problem(
-                str(base / "adapter_config.json"),
-                "the student already carries an adapter; a second one would be stacked on it",
-                "give the merged model as the student",
-            )
-        )
     if "quantization_config" in json.loads((base / model_files.CONFIG).read_text()):
         problems.append(
             Problem(str(base), "the student is quantized; an adapter cannot be merged into it")

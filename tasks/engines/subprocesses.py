@@ -29,6 +29,7 @@ import psutil
 from registry.errors import InfrastructureError, Problem, StageFailed, UserError
 from registry.redaction import blot, redact_logs, secret_values, without_secrets
 from registry.settings import CHECKOUT, settings
+from registry.whole_files import write_whole
 from tasks.engines.guards import Guard, grace, open_files
 from tasks.engines.log_following import ENGINE_LOG, Following
 
@@ -272,9 +273,7 @@ def job_main(run: Any) -> None:
         result = run(job)
     except UserError as error:
         result = {"error": {"problems": [vars(problem) for problem in error.problems]}}
-    partial = result_file.with_suffix(".partial")
-    partial.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
-    partial.rename(result_file)
+    write_whole(result_file, json.dumps(result, ensure_ascii=False, indent=1))
 
 
 def end_processes(processes: Sequence[psutil.Process], grace: float) -> list[psutil.Process]:
@@ -324,9 +323,7 @@ def _write_note(note: Path, marker: str, session: int | None, log: str) -> None:
         "log": log,
     }
     # Renamed into place: another run that looks for leftovers removes a half-written note.
-    partial = note.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
-    partial.rename(note)
+    write_whole(note, json.dumps(content))
 
 
 def end_leftovers() -> list[int]:

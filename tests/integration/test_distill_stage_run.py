@@ -87,7 +87,7 @@ def test_a_refusal_leaves_nothing_that_would_be_found_again(
     shutil.copytree(models[0], carrying)
     (carrying / "adapter_config.json").write_text("{}")
     stage = distillation.stage(recipe(), made("carrying", carrying), made("answers"))
-    with pytest.raises(StageFailed, match="already carries an adapter"):
+    with pytest.raises(StageFailed, match="is an adapter beside the weights"):
         distillation.distill.fn(stage, Checkpoint())
     assert not Store(settings().store_dir).folder(stage).exists()
     assert not distillation.work_folder(stage).exists()

@@ -118,7 +118,7 @@ def test_a_second_adapter_cannot_be_stacked(
         (carrying / path.name).write_bytes(path.read_bytes())
     adapter = trained[0] / "adapter" / "adapter_config.json"
     (carrying / adapter.name).write_bytes(adapter.read_bytes())
-    with pytest.raises(StageFailed, match="already carries an adapter"):
+    with pytest.raises(StageFailed, match="is an adapter beside the weights"):
         lora.run(job(carrying, rows, tmp_path / "out"))
 
 
