@@ -278,7 +278,9 @@ def test_real_engine_serves_counts_and_leaves_nothing(random_llama: Path, tmp_pa
         with pytest.raises(InfrastructureError, match="ended"):
             running.check_alive()
         assert engine.is_running()
-    assert not any(process.is_running() for process in family)
+    # What was orphaned and has ended may wait for process 1 to take note of it.
+    ended = psutil.STATUS_ZOMBIE
+    assert not any(one.is_running() and one.status() != ended for one in family)
 
 
 def test_real_engine_names_what_it_cannot_do(random_llama: Path, tmp_path: Path) -> None:
