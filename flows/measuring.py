@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flows.making import make_bundle
-from registry.artifacts import ArtifactRef, Stage
+from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from tasks.accuracy import measure_accuracy
@@ -37,7 +37,7 @@ def measure_candidate(
         bundle = make_bundle(todo, wanted)
     except StageFailed as error:
         LOG.error("%s: %s", wanted.name, error)
-        leave_out(*measurements(wanted), wanted.serving)
+        leave_out(*wanted.measurements(), wanted.serving)
         return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
     remember(bundle)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
@@ -66,7 +66,7 @@ def measure_candidate(
                 served,
             )
         else:
-            leave_out(*measurements(wanted))
+            leave_out(*wanted.measurements())
             accuracy = None
             if not measured_already or store().is_there(wanted.accuracy_reference):
                 accuracy = reference_accuracy(todo, wanted, served)
@@ -82,12 +82,6 @@ def measure_candidate(
         draft_proof=proof,
         draft=bundle.draft is not None,
     )
-
-
-def measurements(wanted: CandidatePlan) -> list[Stage]:
-    """What is measured on a candidate that is served."""
-    stages = [wanted.accuracy, wanted.accuracy_again, wanted.latency, wanted.draft_proof]
-    return [stage for stage in stages if stage is not None]
 
 
 def prove_its_draft(todo: ReleasePlan, wanted: CandidatePlan, bundle: Bundle) -> ArtifactRef | None:

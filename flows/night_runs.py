@@ -8,14 +8,12 @@ finds what there is and starts nothing twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
 import httpx
-from filelock import FileLock, Timeout
 from prefect import tags
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
@@ -28,8 +26,7 @@ from prefect.utilities.urls import url_for
 
 from flows.forms import ReleaseRequest
 from flows.release import release_model
-from registry.errors import InfrastructureError
-from registry.settings import settings
+from tasks.home_locks import only_in_this_home
 from tasks.night_digest import Row, not_known, not_started, row_of
 from tasks.progress import LOG
 
@@ -70,7 +67,7 @@ class Night:
 def run_inline(night: Night, recipes: Sequence[str]) -> list[Row]:
     """One release after the other in this process. Raises `InfrastructureError` where another
     nightly of this home is at it."""
-    with _alone():
+    with only_in_this_home("nightly"):
         return [_release(night, recipe) for recipe in recipes]
 
 
@@ -117,21 +114,6 @@ def _known(night: Night, recipe: str) -> Row | None:
             # Nightlies of one home take turns, so nobody is at it any more.
             client.set_flow_run_state(run.id, Crashed(message="its process is gone"), True)
     return None
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    locks = settings().home / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(locks / "nightly.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InfrastructureError("another nightly is running in this home") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # -- by a deployment ---------------------------------------------------------------------------

@@ -97,6 +97,11 @@ class CandidatePlan:
     def name(self) -> str:
         return self.candidate.name
 
+    def measurements(self) -> list[Stage]:
+        """What is measured on it when it is served, in this order."""
+        stages = [self.accuracy, self.accuracy_again, self.latency, self.draft_proof]
+        return [stage for stage in stages if stage is not None]
+
 
 @dataclass(frozen=True)
 class ReleasePlan:
@@ -125,12 +130,7 @@ class ReleasePlan:
             *(candidate.draft for candidate in self.candidates),
         ]
         for candidate in self.candidates:
-            measured = [
-                candidate.accuracy,
-                candidate.accuracy_again,
-                candidate.latency,
-                candidate.draft_proof,
-            ]
+            measured = candidate.measurements()
             if serving.known_infeasible(candidate.serving):
                 measured = [candidate.accuracy_reference]
             ordered += [candidate.serving, *measured]

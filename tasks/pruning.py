@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from registry.bundle import Bundle
@@ -32,6 +31,7 @@ from registry.store import Absent, Store, size_on_disk
 from registry.tracking import TAG_KEY, asking_mlflow, pages
 from registry.versions import TAG_PROMOTED, PromotionRefused
 from tasks.bundles import aliases_of_model, tracker
+from tasks.home_locks import only_in_this_home
 from tasks.version_files import VersionFiles, registered_versions
 
 DAYS = 30
@@ -292,18 +292,8 @@ def _remembered(file: Path) -> Bundle | None:
 @contextmanager
 def alone() -> Iterator[ExitStack]:
     """No other prune of this home meanwhile; what is entered into the stack is left at the end."""
-    locks = settings().home / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(locks / "prune.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InfrastructureError("another prune is running in this home") from None
-    try:
-        with ExitStack() as held:
-            yield held
-    finally:
-        lock.release()
+    with only_in_this_home("prune"), ExitStack() as held:
+        yield held
 
 
 def _models() -> list[str]:

@@ -26,15 +26,10 @@ from tests.faults.conftest import Tell
 from tests.faults.disks import fill, make_room, mounted
 from tests.promotion_builders import BY, MODEL, bundle, held, is_sound, passed, promoted, registered
 
+pytest_plugins = ["tests.promotion_fixtures"]
+
 LEFT = [0, 8 << 10, 32 << 10, 96 << 10]
 """Bytes."""
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    assert Tracker(f"sqlite:///{database}", database.parent).client.search_experiments()
-    return database
 
 
 @pytest.fixture

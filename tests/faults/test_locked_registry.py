@@ -18,12 +18,7 @@ from tests.faults.conftest import Tell
 from tests.faults.locks import locked
 from tests.promotion_builders import BY, MODEL, bundle, held, is_sound, promoted, registered
 
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    assert Tracker(f"sqlite:///{database}", database.parent).client.search_experiments()
-    return database
+pytest_plugins = ["tests.promotion_fixtures"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from registry.errors import InfrastructureError
 from registry.settings import settings
 from tasks.engines.openai_chat import MAX_ATTEMPTS
 from tests.faults.conftest import Tell
+from tests.threaded_server import QuietHandler, listening
 from tests.unit.teacher_builders import recipe_for, run
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
@@ -98,15 +99,9 @@ def _answer(text: str) -> dict[str, Any]:
 
 @contextmanager
 def served(endpoint: Endpoint) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             endpoint.handle(self)
-
-        def log_message(self, format: str, *words: object) -> None:
-            pass
 
         def handle_one_request(self) -> None:
             try:
@@ -114,16 +109,8 @@ def served(endpoint: Endpoint) -> Iterator[str]:
             except OSError:  # the client has gone, or this end was closed on purpose
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as url:
+        yield url
 
 
 def recipe(url: str, **changes: Any) -> TeacherRecipe:

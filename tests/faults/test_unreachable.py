@@ -75,6 +75,18 @@ class Server:
             process.send_signal(number)
 
 
+def goes_away(server: Server, how: str) -> None:
+    """how: begins with `killed`, and it is started again; else it is stopped and goes on."""
+    if how.startswith("killed"):
+        server.kill()
+        time.sleep(AWAY)
+        server.start()
+    else:
+        server.signal(signal.SIGSTOP)
+        time.sleep(AWAY)
+        server.signal(signal.SIGCONT)
+
+
 def mlflow_server(world: World) -> Server:
     words = [
         str(Path(sys.executable).with_name("mlflow")), "server", "--host", "127.0.0.1",
@@ -106,14 +118,7 @@ def test_mlflow_away(world: World, finished: Holdings, tell: Tell, how: str) -> 
         run = world.start(env=shared)
         assert until(lambda: next((world.home / "mlartifacts").rglob("config.json"), None), 600)
         assert "version 1 is bf16" not in run.text
-        if how.startswith("killed"):
-            server.kill()
-            time.sleep(AWAY)
-            server.start()
-        else:
-            server.signal(signal.SIGSTOP)
-            time.sleep(AWAY)
-            server.signal(signal.SIGCONT)
+        goes_away(server, how)
         status = run.end()
         assert "Traceback" not in run.text, run.text[-4000:]
         assert status in (0, 4), run.text[-4000:]
@@ -143,14 +148,7 @@ def test_prefect_away(world: World, finished: Holdings, tell: Tell, how: str) ->
     try:
         run = world.start(env={"PREFECT_API_URL": f"{server.url}/api"})
         run.wait_for(r"\] accuracy bf16: making")
-        if how.startswith("killed"):
-            server.kill()
-            time.sleep(AWAY)
-            server.start()
-        else:
-            server.signal(signal.SIGSTOP)
-            time.sleep(AWAY)
-            server.signal(signal.SIGCONT)
+        goes_away(server, how)
         status = run.end()
         assert "Traceback" not in run.text, run.text[-4000:]
         assert status in (0, 4), run.text[-4000:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,6 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Running
-from prefect.testing.utilities import prefect_test_harness
 
 from flows import candidate_runs
 from flows.candidate_runs import Runs, decision
@@ -28,13 +27,11 @@ REQUEST = CandidateRequest(candidate="w8a8")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        with get_client(sync_client=True) as client:
-            client.create_work_pool(WorkPoolCreate(name="gpu", type="process"))
-            flow_id = client.create_flow_from_name("candidate")
-            client.create_deployment(flow_id=flow_id, name="one", work_pool_name="gpu")
-        yield
+def deployed(prefect: None) -> None:
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name="gpu", type="process"))
+        flow_id = client.create_flow_from_name("candidate")
+        client.create_deployment(flow_id=flow_id, name="one", work_pool_name="gpu")
 
 
 @pytest.fixture(autouse=True)

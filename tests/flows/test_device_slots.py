@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import UUID
@@ -14,18 +13,13 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from registry.errors import InfrastructureError
 from tasks import device_slots
 from tasks.devices import exclusive, is_held, limit_name, lock_file
 from tasks.engines.subprocesses import wait_until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+pytestmark = pytest.mark.usefixtures("prefect")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.logging.handlers import APILogHandler
-from prefect.testing.utilities import prefect_test_harness
 from pydantic import BaseModel
 
 from flows.endings import Ended, Refused, outcome_of, told
@@ -24,11 +23,7 @@ from tasks.engines import log_following
 from tasks.engines.subprocesses import run_job
 from tasks.stages import TASK_OPTIONS, begin_run, log_file, make
 
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+pytestmark = pytest.mark.usefixtures("prefect")
 
 
 class Request(BaseModel):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prefect.client.schemas.objects import StateType
-from prefect.testing.utilities import prefect_test_harness
 
 from flows import gate
 from flows.endings import outcome_in
@@ -16,12 +14,6 @@ from flows.gate import gate_evidence, said
 from registry.errors import UserError
 from registry.gate_outcome import CandidateVerdict, GateOutcome
 from registry.outcome import Verdict
-
-
-@pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 def outcome(verdict: Verdict, *reasons: str, promotable: bool = False) -> GateOutcome:

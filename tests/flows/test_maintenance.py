@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -20,32 +19,18 @@ from prefect.client.schemas.objects import StateType
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 from prefect.states import Completed, Running
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.forms import MaintainRequest
 from flows.maintenance import maintain
 from registry.errors import InfrastructureError
 from registry.settings import settings
-from registry.tracking import Tracker
 from tasks import maintaining, mlflow_rubbish
 from tasks.bundles import tracker
 from tasks.database_files import compact
 from tasks.maintaining import Freed, Job, Step, done, summary, table
 from tasks.prefect_history import _vacuumed, forget, older_than
 
-
-@pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making them takes seconds, copying them does not."""
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    assert Tracker(f"sqlite:///{database}", database.parent).client.search_experiments()
-    return database
+pytest_plugins = ["tests.promotion_fixtures"]
 
 
 # -- steps -------------------------------------------------------------------------------------

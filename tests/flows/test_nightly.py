@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Failed, Running
-from prefect.testing.utilities import prefect_test_harness
 
 from flows import night_runs
 from flows.endings import outcome_in
@@ -27,15 +26,10 @@ from flows.night_runs import Night
 from flows.nightly import night_of, run_nightly
 from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
+from tasks.home_locks import only_in_this_home
 from tasks.night_digest import Row
 
 BEGUN: list[str] = []
-
-
-@pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @flow(name="release", flow_run_name="release-{request.recipe}")
@@ -313,7 +307,7 @@ def test_the_limit_of_a_run_is_kept_whatever_the_clock_does(
 
 
 def test_two_nightlies_of_one_home_take_no_turns(prefect: None) -> None:
-    with night_runs._alone():
+    with only_in_this_home("nightly"):
         state, error = rows_of(NightlyRequest(recipes=["passes"], night="2026-12-03"))
     assert state.is_failed() and isinstance(error, InfrastructureError)
     assert BEGUN == []

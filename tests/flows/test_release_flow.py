@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 from pydantic import BaseModel, ValidationError
 
 from flows.benchmark import benchmark_bundle
@@ -30,13 +28,6 @@ from flows.release import release_model
 from flows.teacher import generate_answers
 from recipes.loader import shipped
 from registry.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    # The first start migrates a database; the default of 30 s was missed on two busy cores.
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from registry.settings import settings
 from registry.store import Store
 from tasks import stages, teacher_data
 from tasks.serving import RemoteTeacher
+from tests.threaded_server import QuietHandler, listening
 
 CONCURRENCY = 4
 
@@ -60,10 +60,7 @@ class Teacher:
 def teaching(teacher: Teacher) -> Iterator[str]:
     """Its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, content = teacher.reply(body)
@@ -73,19 +70,8 @@ def teaching(teacher: Teacher) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(encoded)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as url:
+        yield url
 
 
 def recipe_for(url: str, **changes: Any) -> TeacherRecipe:
