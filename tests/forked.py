@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from tests.promotion_builders import MODEL
 
 PROCESSES = 8
 FORKED = multiprocessing.get_context("forkserver")
+# Of two threads: `start` also asks how the processes of the other one ended, an answer is there
+# once, and who comes second is told 255 (Python 3.11, multiprocessing/popen_forkserver.py).
+ONE_AT_A_TIME = threading.Lock()
 FORKED.set_forkserver_preload(
     ["mlflow", "mlflow.store.tracking.sqlalchemy_store", "psycopg", "flows.promote",
      "flows.rollback", "tests.promotion_builders", "tests.pretend_smoke"]
@@ -84,9 +88,11 @@ def run(work: Callable[..., Any], *words: Any) -> Any:
     """
     results = FORKED.SimpleQueue()
     process = FORKED.Process(target=_told, args=(work, words, results))
-    process.start()
-    process.join(120)
-    assert process.exitcode is not None, "still runs after two minutes"
+    with ONE_AT_A_TIME:
+        process.start()
+    assert wait([process.sentinel], 120), "still runs after two minutes"
+    with ONE_AT_A_TIME:
+        process.join()
     if process.exitcode:
         return process.exitcode
     text, answer = results.get()
