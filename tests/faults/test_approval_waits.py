@@ -25,6 +25,7 @@ from registry.errors import InfrastructureError, UserError
 from registry.versions import CHAMPION
 from tasks.bundles import tracker
 from tasks.promoting import SmokeFailed
+from tests.faults.conftest import Tell
 from tests.pretend_smoke import SILENT, Engine, actions
 from tests.promotion_builders import MODEL, POLICY, facts, held, is_sound, judged
 
@@ -82,7 +83,7 @@ def deadline_of(client: SyncPrefectClient, run: FlowRun) -> list[FlowRun]:
 
 
 def test_yes_in_the_form_promotes_and_the_deadline_is_called_off(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """yes in the form"""
     run = started(client, deployment, asking())
@@ -104,10 +105,16 @@ def test_yes_in_the_form_promotes_and_the_deadline_is_called_off(
     assert deadline_of(client, run) == []
     assert engine.asked == [f"{MODEL}@1", f"{MODEL}@1", f"{MODEL}@{CHAMPION}"]
     is_sound(aliases)
+    tell(
+        caused="form sent with answer, name and reason; before that without a name",
+        stage="promote",
+        seen="a form without a name is not taken; the ledger names who answered",
+        then="promoted once; the run of the deadline is gone",
+    )
 
 
 def test_no_in_the_form_ends_refused(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """no in the form"""
     run = started(client, deployment, asking())
@@ -119,10 +126,16 @@ def test_no_in_the_form_ends_refused(
     assert state is not None and (state.type, state.name) == ("FAILED", "Refused")
     assert state.message is not None and "said no: looked at the report" in state.message
     assert actions(aliases) == ["register", "reject"]
+    tell(
+        caused="form sent with `no`",
+        stage="promote",
+        seen="the run is Refused with name and reason; ledger: register, reject",
+        then="nothing moved",
+    )
 
 
 def test_nobody_answers(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """the deadline passes"""
     run = started(client, deployment, asking(hours=1e-6))
@@ -137,10 +150,16 @@ def test_nobody_answers(
     assert held(aliases) == {"candidate": 1}
     # Given again, the closing run finds nothing to close.
     assert "was answered" in promote.approval.close(run.id)
+    tell(
+        caused="a deadline of 4 ms",
+        stage="promote",
+        seen="the run of the deadline woke the asking run; ledger: register, lapse",
+        then="nothing moved; the deadline's run once more closes nothing",
+    )
 
 
 def test_a_second_event_asks_nobody(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """two events for one version"""
     run = started(client, deployment, asking())
@@ -154,10 +173,16 @@ def test_a_second_event_asks_nobody(
     third = started(client, deployment, f"{MODEL}@1")
     suspended(client, third)
     client.set_flow_run_state(third.id, _cancelled())
+    tell(
+        caused="two runs for one version, then the first is cancelled",
+        stage="promote",
+        seen="the second ends with `is asked about already`",
+        then="the next one asks",
+    )
 
 
 def test_a_yes_whose_run_died_is_used_when_it_is_run_again(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """killed after the yes"""
     run = started(client, deployment, asking())
@@ -172,6 +197,12 @@ def test_a_yes_whose_run_died_is_used_when_it_is_run_again(
     client.set_flow_run_state(run.id, Scheduled(), force=True)  # the button Retry
     assert work(client, run).changed
     assert aliases.ledger.entries(MODEL)[-1].details["answered_by"] == "Mei"
+    tell(
+        caused="the smoke prompt fails after the yes; Retry",
+        stage="promote",
+        seen="the first try ends as an infrastructure fault",
+        then="promoted with the answer of before; nobody is asked again",
+    )
 
 
 def test_the_deadline_comes_while_the_run_is_about_to_ask(
@@ -180,6 +211,7 @@ def test_the_deadline_comes_while_the_run_is_about_to_ask(
     aliases: Aliases,
     engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
+    tell: Tell,
 ) -> None:
     """the deadline passes before the question is put"""
     monkeypatch.setattr(promote.approval, "CLOSE_EVERY", 0.05)
@@ -203,10 +235,16 @@ def test_the_deadline_comes_while_the_run_is_about_to_ask(
     silent = started(client, deployment, asking(2))
     with pytest.raises(InfrastructureError, match="has not put its question within"):
         promote.approval.close(silent.id)
+    tell(
+        caused="the run of the deadline is started before the question stands",
+        stage="promote",
+        seen="it waits for the question; a run that never asks is named after a limit",
+        then="refused: nobody answered",
+    )
 
 
 def test_a_run_that_is_tried_again_after_its_deadline_is_closed_again(
-    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine
+    client: SyncPrefectClient, deployment: UUID, aliases: Aliases, engine: Engine, tell: Tell
 ) -> None:
     """killed while it asked, tried again after the deadline"""
     from prefect.states import Crashed, Scheduled
@@ -223,6 +261,12 @@ def test_a_run_that_is_tried_again_after_its_deadline_is_closed_again(
     with pytest.raises(NotApproved, match="nobody answered until"):
         work(client, run)
     assert actions(aliases) == ["register", "lapse"]
+    tell(
+        caused="the asking run is set to Crashed, the deadline passes, then Retry",
+        stage="promote",
+        seen="asked again with a deadline of its own; ledger: register, lapse",
+        then="refused: nobody answered",
+    )
 
 
 def _cancelled() -> Any:
@@ -250,16 +294,24 @@ def ask(wait: float = 1.0) -> Any:
     return smoke._ask_elsewhere("smoke/on-gpu", f"{MODEL}@1", "d" * 64, wait)
 
 
-def test_no_worker_takes_the_smoke_run(elsewhere: None, client: SyncPrefectClient) -> None:
+def test_no_worker_takes_the_smoke_run(
+    elsewhere: None, client: SyncPrefectClient, tell: Tell
+) -> None:
     """no worker for the smoke prompt"""
     with pytest.raises(InfrastructureError, match="was not started within 1 s: no worker"):
         ask()
     newest = max(client.read_flow_runs(), key=lambda one: one.created)
     assert newest.state is not None and newest.state.type in ("CANCELLED", "CANCELLING")
+    tell(
+        caused="a deployment without a worker",
+        stage="promote",
+        seen="`was not started within 1 s: no worker`",
+        then="the run is cancelled and starts later no more",
+    )
 
 
 def test_the_smoke_run_ends_in_every_way(
-    elsewhere: None, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+    elsewhere: None, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """the smoke run crashes, is cancelled, refuses, answers"""
     from prefect import states
@@ -288,10 +340,16 @@ def test_the_smoke_run_ends_in_every_way(
 
     monkeypatch.setattr(smoke, "_ended", answers)
     assert ask().text == "In Oslo."
+    tell(
+        caused="the run of the smoke prompt is set to Crashed, Cancelled, Refused, Completed",
+        stage="promote",
+        seen="each end is told as what it is",
+        then="only an answer counts",
+    )
 
 
 def test_a_server_that_is_away_is_the_reason_that_is_told(
-    client: SyncPrefectClient, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, elsewhere: None, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """the server goes away for good"""
     import httpx
@@ -308,16 +366,28 @@ def test_a_server_that_is_away_is_the_reason_that_is_told(
         ask()
     # The child was to be cancelled as well, which cannot be.
     assert len(asked) == 2
+    tell(
+        caused="every call of the server is refused",
+        stage="promote",
+        seen="`Prefect's server is away: connection refused`",
+        then="an infrastructure fault, nothing moved",
+    )
 
 
-def test_a_deployment_that_is_not_there(server: None) -> None:
+def test_a_deployment_that_is_not_there(server: None, tell: Tell) -> None:
     """smoke deployment missing"""
     with pytest.raises(UserError, match="no such deployment"):
         smoke._ask_elsewhere("smoke/nowhere", f"{MODEL}@1", "d" * 64, 1.0)
+    tell(
+        caused="smoke/nowhere",
+        stage="promote",
+        seen="`no such deployment`",
+        then="a mistake of the setting, told as one",
+    )
 
 
 def test_a_flow_keeps_its_answer_for_who_asked(
-    client: SyncPrefectClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, engine: Engine, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """the answer crosses machines by the server"""
     monkeypatch.setattr(smoke, "smoke", engine)
@@ -327,3 +397,9 @@ def test_a_flow_keeps_its_answer_for_who_asked(
     assert state.is_completed()
     run = state.state_details.flow_run_id
     assert '"text":"In Oslo."' in client.read_flow_run_input(run, smoke.ANSWER)
+    tell(
+        caused="the smoke flow runs by itself",
+        stage="promote",
+        seen="its answer stands at the server under the run",
+        then="whoever started it reads it there",
+    )
