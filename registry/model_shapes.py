@@ -8,93 +8,91 @@ a wrong number in a plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-if TYPE_CHECKING:
-    from registry.weight_formats import Quantization
+from registry.config_values import ConfigValues
+from registry.draft_shapes import draft_shape, is_draft
+from registry.model_families import FAMILIES, Family, layers_of
+from registry.quantization_configs import quantization_of
+from registry.shape_parts import Attention, LayerShape, ModelShape, Weight
+from registry.vision_shapes import vision_weights
 
-Kind = Literal["linear", "router", "norm", "bias", "embedding", "head", "other"]
-Split = Literal["column", "row", "kv", "none", "vocab"]
-Attention = Literal["full", "sliding", "chunked", "mla", "linear", "none"]
+__all__ = ["Attention", "LayerShape", "ModelShape", "Weight", "shape_of"]
 
+_OWN_SCALE = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "default")
+"""Kinds of RoPE that leave `max_position_embeddings` at the length after scaling, as vLLM 0.32
+reads them (`_get_and_verify_max_len`); the others multiply it by their factor."""
 
-@dataclass(frozen=True)
-class Weight:
-    """One tensor, or `count` equal ones (experts).
-
-    `split` says what tensor parallelism does: `column` and `vocab` split the rows of the output,
-    `row` the input, `kv` the output by whole KV heads (`heads` of them, replicated where there are
-    more GPUs), `none` leaves the whole on every GPU.
-    """
-
-    name: str
-    out: int
-    columns: int
-    kind: Kind = "linear"
-    split: Split = "none"
-    count: int = 1
-    active: int = 1
-    heads: int = 0
-
-    @property
-    def parameters(self) -> int:
-        return self.out * self.columns * self.count
-
-    @property
-    def active_parameters(self) -> int:
-        """Of `count` experts only `active` work on a token."""
-        return self.out * self.columns * min(self.active, self.count)
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """One decoder layer. `state_elements` and `state_bytes`: of a layer that keeps a state."""
-
-    attention: Attention
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    weights: tuple[Weight, ...]
-    window: int | None = None
-    experts: int = 0
-    experts_per_token: int = 0
-
-    @property
-    def parameters(self) -> int:
-        return sum(weight.parameters for weight in self.weights)
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A model as its config.json describes it. `outer`: weights outside of the layers."""
-
-    model_type: str
-    hidden: int
-    vocab: int
-    heads: int
-    layers: tuple[LayerShape, ...]
-    outer: tuple[Weight, ...]
-    tied: bool
-    max_len: int
-    dtype: str
-    quantization: Quantization | None = None
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        return (*self.outer, *(weight for layer in self.layers for weight in layer.weights))
-
-    @property
-    def parameters(self) -> int:
-        """All of them; tied embeddings once."""
-        return sum(weight.parameters for weight in self.weights)
-
-    @property
-    def active_parameters(self) -> int:
-        """That work on one token: of a mixture of experts only those that are asked."""
-        return sum(weight.active_parameters for weight in self.weights)
+_DTYPES = ("bfloat16", "float16")
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
-    """Raises `UserError` naming file, key, value and remedy; and for what cannot be counted."""
-    raise NotImplementedError
+    """The shape of a model, or of an EAGLE3 draft, from the content of its config.json.
+
+    `where` names the file in errors. Raises `UserError` with file, key, value and remedy, also for
+    an architecture that is not in the list.
+    """
+    top = ConfigValues(config, where)
+    if is_draft(top):
+        return draft_shape(top, max_len_of)
+    text = top.section("text_config") or top
+    model_type = text.text("model_type") or top.text("model_type")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise top.error(
+            "model_type",
+            f"is {model_type or 'missing'!r}: its weights and its cache cannot be counted",
+            f"known are {', '.join(sorted(FAMILIES))}; serve this model with the engine and read "
+            "its memory there",
+        )
+    seen = vision_weights(top, model_type, text.number("hidden_size"))
+    hidden, vocab = text.number("hidden_size"), text.number("vocab_size")
+    tied = _tied(top, text, family)
+    embedding = Weight("embed_tokens", vocab, hidden, kind="embedding", split="vocab")
+    norm = Weight("norm", hidden, kind="norm")
+    head = Weight("lm_head", vocab, hidden, kind="head", split="vocab")
+    return ModelShape(
+        model_type=model_type,
+        hidden=hidden,
+        vocab=vocab,
+        heads=text.number("num_attention_heads"),
+        layers=layers_of(text, family),
+        first=(embedding, *seen),
+        last=(norm,) if tied else (norm, head),
+        tied=tied,
+        max_len=max_len_of(text, model_type),
+        dtype=dtype_of(top, text),
+        quantization=quantization_of(top, text),
+    )
+
+
+def max_len_of(text: ConfigValues, model_type: str) -> int:
+    """Tokens of context that the model was trained for, RoPE scaling understood."""
+    length = text.number("max_position_embeddings")
+    rope = text.section("rope_scaling") or text.section("rope_parameters")
+    if rope is None or "gemma3" in model_type:
+        # Gemma 3 writes the length after scaling beside `linear`.
+        return length
+    kind = rope.text("rope_type") or rope.text("type", "default")
+    if kind in _OWN_SCALE or rope.values.get("factor") is None:
+        return length
+    factor = rope.values["factor"]
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor < 1:
+        raise rope.error("factor", f"is {str(factor)[:60]!r}, no number of at least 1")
+    return int(length * factor)
+
+
+def dtype_of(top: ConfigValues, text: ConfigValues) -> str:
+    """The 16-bit kind that vLLM computes in: what is written, and bfloat16 in place of float32."""
+    for values in (text, top):
+        for name in ("dtype", "torch_dtype"):
+            written = values.text(name).removeprefix("torch.")
+            if written in _DTYPES:
+                return written
+            if written not in ("", "float32", "auto"):
+                raise values.error(name, f"is {written!r}; known are {', '.join(_DTYPES)}, float32")
+    return "bfloat16"
+
+
+def _tied(top: ConfigValues, text: ConfigValues, family: Family) -> bool:
+    return text.flag("tie_word_embeddings", top.flag("tie_word_embeddings", family.tied))

@@ -1,0 +1,70 @@
+"""Values of a config.json of somebody else's making, or an error that names file, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.errors import UserError
+
+_TAKE = "take the config.json that came with the model"
+
+
+class ConfigValues:
+    """A mapping and where it was read. Each getter raises `UserError` for a value of other kind."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def number(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; missing and null are `default`."""
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or value < least:
+            shown = "is missing" if value is None else f"is {str(value)[:60]!r}"
+            raise self.error(name, f"{shown}; a whole number of at least {least} is needed")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {str(value)[:60]!r}, not true or false")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(name, f"is {str(value)[:60]!r}, no text")
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        """A list of texts; empty where there is none."""
+        value = self.values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self.error(name, f"is {str(value)[:60]!r}, no list of names")
+        return value
+
+    def section(self, name: str) -> ConfigValues | None:
+        """An object within; None where there is none."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(name, f"is {str(value)[:60]!r}, not an object")
+        return ConfigValues(value, f"{self.where}: {name}")
+
+    def error(self, name: str, what: str, remedy: str = _TAKE) -> UserError:
+        return UserError.at(f"{self.where}: {name}", what, remedy)
