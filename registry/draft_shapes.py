@@ -52,6 +52,7 @@ def draft_shape(top: ConfigValues, max_len: Callable[[ConfigValues, str], int]) 
         dtype="bfloat16",
         # vLLM keeps one table where the draft's is the target's, and training freezes it.
         shares_embedding=not top.flag("embed_requires_grad", False),
+        index_bytes=8 * proposed if proposed != vocab else 0,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from registry.config_values import ConfigValues
-from registry.shape_parts import LayerShape, Weight
+from registry.shape_parts import LayerShape, Split, Weight
 
 Flag = bool | Literal["attention_bias", "qkv_bias", "mlp_bias"]
 Windows = Literal["none", "all", "mistral", "upper", "two", "six"]
@@ -158,15 +158,17 @@ def attention_weights(
     hidden: int | None = None,
 ) -> list[Weight]:
     """Q, K, V and output. `columns`: width of the input; `hidden` of the output, if another."""
-    names = ["qkv_proj"] * 3 if fused else ["q_proj", "k_proj", "v_proj"]
+    parts: list[tuple[str, int, Split]] = [
+        ("q_proj", heads, "column"),
+        ("k_proj", kv_heads, "kv"),
+        ("v_proj", kv_heads, "kv"),
+    ]
     found = []
-    for name, count, split in zip(
-        names, (heads, kv_heads, kv_heads), ("column", "kv", "kv"), strict=True
-    ):
-        rows = count * head_dim
-        found.append(Weight(f"self_attn.{name}", rows, columns, split=split))  # type: ignore[arg-type]
+    for part, count, split in parts:
+        name = "self_attn.qkv_proj" if fused else f"self_attn.{part}"
+        found.append(Weight(name, count * head_dim, columns, split=split))
         if qkv_bias:
-            found.append(Weight(f"self_attn.{name}", rows, kind="bias", split=split))  # type: ignore[arg-type]
+            found.append(Weight(name, count * head_dim, kind="bias", split=split))
     hidden = hidden or columns
     found.append(Weight("self_attn.o_proj", hidden, heads * head_dim, split="row"))
     if o_bias:
@@ -187,17 +189,24 @@ def mlp_weights(
 ) -> list[Weight]:
     """Gate, up and down of one feed-forward network, or of `count` experts."""
     gate, up, down = ("gate_up_proj", "gate_up_proj", "down_proj") if fused else names
-    many = {"count": count, "active": active}
+    parts: list[tuple[str, int, int, Split]] = [
+        (gate, inner, hidden, "column"),
+        (up, inner, hidden, "column"),
+        (down, hidden, inner, "row"),
+    ]
     found = [
-        Weight(f"{prefix}.{gate}", inner, hidden, split="column", **many),
-        Weight(f"{prefix}.{up}", inner, hidden, split="column", **many),
-        Weight(f"{prefix}.{down}", hidden, inner, split="row", **many),
+        Weight(f"{prefix}.{name}", out, columns, split=split, count=count, active=active)
+        for name, out, columns, split in parts
     ]
     if bias:
         found += [
-            Weight(f"{prefix}.{gate}", inner, kind="bias", split="column", **many),
-            Weight(f"{prefix}.{up}", inner, kind="bias", split="column", **many),
-            Weight(f"{prefix}.{down}", hidden, kind="bias", **many),
+            replace(
+                weight,
+                columns=1,
+                kind="bias",
+                split="none" if weight.name.endswith(down) else "column",
+            )
+            for weight in found
         ]
     return found
 

@@ -87,6 +87,8 @@ class ModelShape:
     dtype: str
     quantization: Quantization | None = None
     shares_embedding: bool = False
+    index_bytes: int = 0
+    """Tables of whole numbers: which token of the target a draft's token is."""
 
     @property
     def weights(self) -> tuple[Weight, ...]:
