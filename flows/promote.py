@@ -28,14 +28,13 @@ from flows.forms import PromoteRequest
 from flows.smoke import ask_smoke
 from registry.alias_moves import Aliases, AliasMoved
 from registry.alias_outcome import AliasOutcome, SmokeAnswer
-from registry.approval import QUESTION_RUN, Answer, check_not_rejected
+from registry.approval import QUESTION_RUN, Answer
 from registry.digests import digest_of
 from registry.errors import InfrastructureError, PilotageError
 from registry.promotion import (
     Backing,
     Moved,
     check_alias,
-    check_not_rolled_back,
     check_promotable,
     confirm,
     is_confirmed,
@@ -43,6 +42,7 @@ from registry.promotion import (
     restore,
 )
 from registry.provenance import actor_name
+from registry.taken_out import check_not_taken_out
 from registry.versions import CANDIDATE, CHAMPION
 from tasks import approval
 from tasks.bundles import aliases_of_model
@@ -98,9 +98,8 @@ def promoted(request: PromoteRequest) -> AliasOutcome:
         aliases.check_holder(state, request.alias, expected)
         policy = digest_of(load_policy(request.policy)) if request.policy else None
         check_recorded(found, reference, state.aliases.get(CHAMPION), policy)
-        if found.version is not None and answer is None:
-            check_not_rolled_back(found.model, state, found.version, reason)
-            check_not_rejected(found.model, state, found.version, reason)
+        if answer is None:
+            check_not_taken_out(found.model, state, found.version, found.bundle.digest, reason)
         if request.alias == CHAMPION:
             check_baseline(aliases, found)
         if answer is None and asks_a_person(found, request.alias):

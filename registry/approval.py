@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from registry.alias_moves import Aliases, State, shown
+from registry.alias_moves import Aliases
 from registry.ledger import Draft, Entry
-from registry.promotion import Backing
-from registry.versions import CHAMPION, PromotionRefused
+from registry.versions import PromotionRefused
+
+if TYPE_CHECKING:
+    from registry.promotion import Backing
 
 NOBODY = "nobody (deadline)"
 """The actor of a line about a question that nobody answered."""
@@ -75,30 +78,3 @@ def record_no(
             details={**backing.details, "version": str(version), QUESTION_RUN: question},
         )
     )
-
-
-def rejected(state: State) -> dict[int, Entry]:
-    """Versions that a person said no to, and that were not promoted since, by line.
-
-    A question that ran out of time is no such no: the next release asks again.
-    """
-    found: dict[int, Entry] = {}
-    for entry in state.entries:
-        if entry.action == "reject":
-            found[int(entry.details["version"])] = entry
-        move = entry.moves.get(CHAMPION)
-        if move is not None and move.after is not None:
-            found.pop(move.after, None)
-    return found
-
-
-def check_not_rejected(model: str, state: State, version: int, reason: str = "") -> None:
-    """Raises `NotApproved`; a reason, given by a person, lifts it."""
-    line = rejected(state).get(version)
-    if line is not None and not reason:
-        raise NotApproved.at(
-            f"models:/{model}/{version}",
-            f"was rejected on {line.at:%Y-%m-%d %H:%M} UTC by {shown(line.actor)}: "
-            f"{shown(line.reason)}",
-            f'to ask for it anew: `pilotage promote {model}@{version} --approve --reason "..."`',
-        )

@@ -14,6 +14,7 @@ from registry.alias_moves import Aliases, AliasMoved, State, holder, shown
 from registry.errors import UserError
 from registry.ledger import Action, Draft, Entry, Move
 from registry.outcome import Champion
+from registry.taken_out import check_not_taken_out
 from registry.tracking import TAG_BUNDLE, asking_mlflow
 from registry.versions import (
     CANDIDATE,
@@ -115,14 +116,14 @@ def promote(
 
     expected: the version that held the alias when the evidence was judged; None for nothing. Where
     the alias points to `version` already nothing is written. Raises `AliasMoved` when it points to
-    neither, `PromotionRefused` for a version that was rolled back when no reason is given: what was
-    taken out of production does not come back by itself.
+    neither, `PromotionRefused` for one that was rolled back or rejected when no reason is given:
+    what a person took out does not come back by itself.
     """
     state = aliases.settle()
     now = state.aliases.get(alias)
     if now == version:
         return Moved(version, _before(state, alias, version), False, state.moved(alias))
-    check_not_rolled_back(aliases.model, state, version, backing.reason)
+    check_not_taken_out(aliases.model, state, version, bundle, backing.reason)
     moves = {alias: Move(before=expected, after=version)}
     if alias == CHAMPION and expected is not None:
         moves[PREVIOUS] = Move(before=state.aliases.get(PREVIOUS), after=expected)
@@ -137,18 +138,6 @@ def promoting_run(state: State, version: int) -> str | None:
         if entry.action == "promote" and move is not None and move.after == version:
             return entry.details.get("run")
     return None
-
-
-def check_not_rolled_back(model: str, state: State, version: int, reason: str = "") -> None:
-    """Raises `PromotionRefused`; a reason, given by a person, lifts it."""
-    line = rolled_back(state).get(version)
-    if line is not None and not reason:
-        raise PromotionRefused.at(
-            f"models:/{model}/{version}",
-            f"was rolled back on {line.at:%Y-%m-%d %H:%M} UTC by {shown(line.actor)}: "
-            f"{shown(line.reason)}",
-            f'to promote it all the same: `pilotage promote {model}@{version} --reason "..."`',
-        )
 
 
 def is_confirmed(aliases: Aliases, moved: Moved) -> bool:
@@ -277,23 +266,6 @@ def champions(state: State) -> set[int]:
     }
     held = {one.moves[CHAMPION].after for number, one in lines.items() if number not in taken_back}
     return {version for version in held if version is not None}
-
-
-def rolled_back(state: State) -> dict[int, Entry]:
-    """Versions that a person took out of production, and that were not promoted since, by line.
-
-    By a rollback, or by moving the alias outside and owning up to it.
-    """
-    found: dict[int, Entry] = {}
-    for entry in state.entries:
-        move = entry.moves.get(CHAMPION)
-        if move is None:
-            continue
-        if entry.action in ("rollback", "adopt") and move.before is not None:
-            found[move.before] = entry
-        if move.after is not None:
-            found.pop(move.after, None)
-    return found
 
 
 # -- parts -----------------------------------------------------------------------------------

@@ -18,24 +18,23 @@ from eval_suites.verdicts import release_verdict
 from registry import release_summary
 from registry.alias_moves import told
 from registry.alias_outcome import AliasOutcome
-from registry.approval import rejected
 from registry.artifacts import Stage
 from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.errors import PilotageError
 from registry.evidence import LatencyEvidence, read_summary
 from registry.gate_report import json_line, markdown
-from registry.ledger_lines import Entry
 from registry.lineage import LINEAGE_FILE
 from registry.outcome import CandidateOutcome, LoosenedGate, ReleaseOutcome, Selection, Verdict
-from registry.promotion import champion_of, rolled_back
+from registry.promotion import champion_of
 from registry.provenance import provenance
 from registry.release_facts import RELEASE_FILE, ReleaseFacts
 from registry.report import report_path, write_report
 from registry.stage_pages import StagePage, page_of, texts_of
 from registry.store import Absent
+from registry.taken_out import taken_out
 from registry.tracking import StageRecord
-from registry.versions import CANDIDATE, CHAMPION, PREVIOUS
+from registry.versions import CHAMPION, PREVIOUS
 from tasks.bundles import aliases_of_model, tracker
 from tasks.conversations import messages_of
 from tasks.judging import Measured, selected
@@ -196,38 +195,21 @@ def without_rolled_back(
     somebody has deleted that version since.
     """
     aliases = aliases_of_model(model)
-    state = aliases.settle()
-    lines = {number: (line, "rolled back") for number, line in rolled_back(state).items()}
-    lines |= {number: (line, "rejected") for number, line in rejected(state).items()}
     bundles = {
-        told_bundle(state.entries, number) or champion_of(aliases, number).bundle: number
-        for number in lines
+        one.bundle or champion_of(aliases, one.version).bundle: one
+        for one in taken_out(aliases.settle())
     }
     # A candidate that was never made has no bundle either.
     bundles.pop("", None)
     notes = []
     for one in candidates:
-        number = bundles.get(one.bundle)
-        if number is not None:
-            line, what = lines[number]
+        against = bundles.get(one.bundle)
+        if against is not None:
             notes.append(
-                f"{one.name} was not chosen: it is version {number}, {what} on "
-                f"{line.at:%Y-%m-%d} by {line.actor}: {line.reason}"
+                f"{one.name} was not chosen: it is version {against.version}, {against.what} on "
+                f"{against.line.at:%Y-%m-%d} by {against.line.actor}: {against.line.reason}"
             )
     return [one for one in candidates if one.bundle not in bundles], notes
-
-
-def told_bundle(entries: Sequence[Entry], version: int) -> str:
-    """The bundle of a version by the ledger, which keeps it when the version is gone. Pure.
-
-    Empty where no line tells: it was `candidate` or champion before there was a ledger.
-    """
-    for entry in reversed(entries):
-        moves = [entry.moves[alias] for alias in (CHAMPION, CANDIDATE) if alias in entry.moves]
-        said_no = entry.action == "reject" and entry.details.get("version") == str(version)
-        if entry.bundle and (said_no or any(move.after == version for move in moves)):
-            return entry.bundle
-    return ""
 
 
 @task(name="conclude", **TASK_OPTIONS)

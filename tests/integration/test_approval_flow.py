@@ -221,6 +221,8 @@ def test_a_no_outlives_the_version_that_it_was_said_to(aliases: Aliases, engine:
     left, notes = without_rolled_back(MODEL, [outcome(two), never_made])
     assert [one.name for one in left] == ["c9"]
     assert len(notes) == 1 and notes[0].startswith("c2 was not chosen: it is version 2, rejected")
+    with pytest.raises(NotApproved, match="was rejected as version 2 on"):
+        promoting(two.digest)
 
 
 def test_a_rejected_version_needs_a_reason_that_is_given_anew(

@@ -23,6 +23,7 @@ from tests.pretend_smoke import (
     candidate,
     flip,
     promoting,
+    versions,
 )
 from tests.promotion_builders import (
     MODEL,
@@ -62,6 +63,12 @@ def test_what_was_rolled_back_and_deleted_is_not_chosen_again(
     left, notes = without_rolled_back(MODEL, [outcome(two)])
     assert left == []
     assert notes[0].startswith("c2 was not chosen: it is version 2, rolled back on ")
+    with pytest.raises(PromotionRefused, match=r"was rolled back as version 2 on .* by mei"):
+        promoting(two.digest)
+    assert engine.asked[-1] != f"{MODEL}@3" and versions() == 1
+    # The version that a reason makes anew is one like any other.
+    assert promoting(two.digest, reason="it was the prompt").version == 3
+    assert without_rolled_back(MODEL, [outcome(two)])[1] == []
 
 
 def test_rollback_without_a_smoke_prompt_says_so(aliases: Aliases, engine: Engine) -> None:
