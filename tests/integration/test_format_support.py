@@ -1,0 +1,211 @@
+"""The table of formats and GPUs, against the installed engine's own choice of kernels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from registry.format_support import kv_problem, support_of
+from registry.machines import Machine
+from registry.settings import settings
+
+CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)]
+
+ASK = """
+import json, sys, types
+import torch
+sys.modules.setdefault("vllm._C_stable_libtorch", types.ModuleType("vllm._C_stable_libtorch"))
+from vllm.platforms import current_platform as platform
+from vllm.platforms.interface import DeviceCapability, PlatformEnum
+from vllm.platforms.cuda import CudaPlatformBase
+from vllm import _custom_ops as ops
+from vllm.model_executor.kernels import linear
+from vllm.model_executor.layers.quantization.compressed_tensors import schemes
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+from vllm.model_executor.layers.quantization.utils import marlin_utils
+from vllm.scalar_type import scalar_types
+
+# No GPU is here: the platform is asked as if one were there.
+def on(capability):
+    here = DeviceCapability(*capability)
+    number = here.to_int()
+    kind = type(platform)
+    for name, value in {
+        "is_cuda": lambda *_: True, "is_cuda_alike": lambda *_: True, "is_cpu": lambda *_: False,
+        "is_rocm": lambda *_: False, "is_xpu": lambda *_: False,
+        "get_device_capability": classmethod(lambda *_, **__: here),
+        "has_device_capability": classmethod(lambda _, asked, *__, **___: number >= (
+            asked if isinstance(asked, int) else asked[0] * 10 + asked[1])),
+        "is_device_capability": classmethod(lambda _, asked, *__, **___: number == asked),
+        "is_device_capability_family": classmethod(
+            lambda _, asked, *__, **___: number // 10 == asked // 10),
+    }.items():
+        setattr(kind, name, value)
+    # The compiled part's answers (csrc/libtorch_stable/quantization), for CUDA 12.8 and later.
+    ops.cutlass_scaled_mm_supports_fp8 = lambda cc: cc >= 89
+    ops.cutlass_scaled_mm_supports_block_fp8 = lambda cc: cc >= 90
+    from vllm.model_executor.layers.quantization.utils import nvfp4_utils, w8a8_utils
+    nvfp4_utils.cutlass_scaled_mm_supports_fp4 = lambda cc: cc >= 100
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+    cutlass.CUTLASS_BLOCK_FP8_SUPPORTED = w8a8_utils.cutlass_block_fp8_supported()
+    # FlashInfer is in the CUDA environment only.
+    from vllm.model_executor.kernels.linear.mxfp4 import flashinfer
+    flashinfer.has_flashinfer_cutedsl = lambda: True
+
+def first(kernels, capability):
+    number = capability[0] * 10 + capability[1]
+    for kernel in kernels[PlatformEnum.CUDA]:
+        try:
+            if kernel.is_supported(number)[0]:
+                return kernel.__name__
+        except Exception as error:
+            print(kernel.__name__, repr(error)[:200], file=sys.stderr)
+    return None
+
+def mixed(capability, types=scalar_types.uint4b8):
+    number = capability[0] * 10 + capability[1]
+    names = [k.__name__ for k in linear._POSSIBLE_KERNELS[PlatformEnum.CUDA]
+             if k.get_min_capability() <= number]
+    marlin = marlin_utils.check_marlin_supported(types, 128, device_capability=number)
+    return {"names": names, "marlin": marlin}
+
+answer = {}
+for capability in json.load(sys.stdin):
+    on(capability)
+    dtypes = CudaPlatformBase.supported_dtypes.fget(platform)
+    answer[str(capability)] = {
+        "dtypes": [str(one) for one in dtypes],
+        "fp8": first(linear._POSSIBLE_FP8_KERNELS, capability),
+        "fp8_block": first(linear._POSSIBLE_FP8_BLOCK_KERNELS, capability),
+        "int8": first(linear._POSSIBLE_INT8_KERNELS, capability),
+        "nvfp4": first(linear._POSSIBLE_NVFP4_KERNELS, capability),
+        "mxfp4": first(linear._POSSIBLE_MXFP4_KERNELS, capability),
+        "w4a16": mixed(capability), "w8a16": mixed(capability, scalar_types.uint8b128),
+    }
+answer["minimum"] = {
+    "fp8": schemes.CompressedTensorsW8A8Fp8.get_min_capability(),
+    "fp8_weights": schemes.CompressedTensorsW8A16Fp8.get_min_capability(),
+    "int8": schemes.CompressedTensorsW8A8Int8.get_min_capability(),
+    "wNa16": schemes.CompressedTensorsWNA16.get_min_capability(),
+    "nvfp4": schemes.CompressedTensorsW4A4Fp4.get_min_capability(),
+    "mxfp4": schemes.CompressedTensorsW4A4Mxfp4.get_min_capability(),
+    "awq": AutoAWQConfig.get_min_capability(), "gptq": AutoGPTQConfig.get_min_capability(),
+}
+# What an FP8 KV cache needs: said in words by the one backend, in lists by the others.
+import importlib.machinery, inspect
+from unittest import mock
+for name in ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.utils"):
+    spec = importlib.machinery.ModuleSpec(name, None)
+    sys.modules.setdefault(name, mock.MagicMock(__spec__=spec))
+from vllm.v1.attention.backends import fa_utils, flashinfer, triton_attn
+on((8, 6))
+fa_utils.get_flash_attn_version = lambda *_, **__: 2
+answer["attention"] = {
+    "triton_floor": 89 if "has_device_capability(89)" in inspect.getsource(triton_attn) else None,
+    "flash_attn_2": fa_utils.flash_attn_supports_kv_cache_dtype("fp8"),
+    "flashinfer_heads": flashinfer.FlashInferBackend.get_supported_head_sizes(),
+}
+print("ANSWER" + json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> dict[str, Any]:
+    """One process of the serve environment for all of it: its imports take ten seconds."""
+    python = settings().serve_python
+    if not python.exists():
+        pytest.skip("no serve environment: `make env` builds it")
+    done = subprocess.run(
+        [python, "-c", ASK],
+        input=json.dumps(CAPABILITIES),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "ANSWER" in done.stdout, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.partition("ANSWER")[2])
+    return answer
+
+
+def gpu(capability: tuple[int, int]) -> Machine:
+    return Machine("gpu", "GPU", 1, accelerators=1, capability=capability)
+
+
+UNITS = {
+    "CutlassFP8ScaledMMLinearKernel": "fp8",
+    "CutlassFp8BlockScaledMMKernel": "fp8",
+    "CutlassInt8ScaledMMLinearKernel": "int8",
+    "CutlassNvFp4LinearKernel": "fp4",
+    "FlashInferMxFp4LinearKernel": "fp4",
+}
+"""What a kernel multiplies; the Marlin ones widen the weights to 16 bit."""
+
+ASKED = {
+    "fp8_dynamic": "fp8",
+    "fp8_static": "fp8",
+    "fp8_block": "fp8_block",
+    "w8a8_int8": "int8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("format", ASKED)
+def test_kernels_are_those_that_the_engine_takes(
+    engine: dict[str, Any], format: str, capability: tuple[int, int]
+) -> None:
+    found = support_of(format, gpu(capability))
+    kernel = engine[str(list(capability))][ASKED[format]]
+    sixteen = "bf16" if capability >= (8, 0) else "fp16"
+    if format == "w8a8_int8" and capability >= (10, 0):
+        # It takes CUTLASS, whose compiled part refuses: this test says when that has changed.
+        assert kernel == "CutlassInt8ScaledMMLinearKernel" and found.unit is None
+        return
+    if format == "mxfp4" and capability < (8, 0):
+        # The scheme is refused before a kernel is looked for.
+        assert engine["minimum"]["mxfp4"] == 80 and found.unit is None
+        return
+    assert found.unit == UNITS.get(kernel, sixteen), (kernel, found)
+    assert ("Marlin" in kernel) == (found.kernel == "Marlin")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sixteen_bit_and_integer_weights(
+    engine: dict[str, Any], capability: tuple[int, int]
+) -> None:
+    told = engine[str(list(capability))]
+    machine = gpu(capability)
+    for format, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):
+        assert (support_of(format, machine).unit is not None) == (
+            f"torch.{dtype}" in told["dtypes"]
+        )
+    for format in ("w4a16", "w4a16_gptq", "w4a16_awq", "awq", "gptq", "w8a16"):
+        assert support_of(format, machine).unit is not None
+        assert told["w8a16" if format == "w8a16" else "w4a16"]["marlin"]
+    # Machete goes before Marlin, from 9.0 on; what it can do it says to be on 9.0 only.
+    machete = "MacheteLinearKernel" in told["w4a16"]["names"]
+    assert machete == (capability >= (9, 0))
+
+
+def test_least_capabilities(engine: dict[str, Any]) -> None:
+    least = engine["minimum"]
+    assert least == {"fp8": 89, "fp8_weights": 75, "int8": 75, "wNa16": 75, "nvfp4": 75,
+                     "mxfp4": 80, "awq": 75, "gptq": 60}  # fmt: skip
+
+
+def test_an_fp8_kv_cache(engine: dict[str, Any]) -> None:
+    """By the attention backend that vLLM takes: Triton's and FlashInfer's own floors."""
+    for capability, problem in ((7, 5), True), ((8, 6), False), ((8, 9), False), ((9, 0), False):
+        assert bool(kv_problem("fp8", gpu(capability), mla=False, head_dim=128)) == problem
+    assert kv_problem("fp8", gpu((8, 6)), mla=False, head_dim=96)
+    assert kv_problem("fp8", gpu((8, 6)), mla=True, head_dim=576)
+    assert not kv_problem("fp8", gpu((8, 9)), mla=True, head_dim=576)
+    assert engine["attention"]["triton_floor"] == 89
+    assert engine["attention"]["flash_attn_2"] is False
+    assert engine["attention"]["flashinfer_heads"] == [64, 128, 256, 512]
