@@ -433,6 +433,9 @@ def quiet_mlflow() -> None:
     # Of a server it prints two lines for every run that ends.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Of a database that is locked or full it writes a page of traceback (MLflow 3.17); the error
+    # that it raises then is told by `asking_mlflow`.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def _same_judgement(known: Iterable[Any], outcome: CandidateOutcome, recorded: str) -> Any | None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from prefect.context import FlowRunContext
 
 from registry import release_summary
-from registry.errors import PilotageError
+from registry.errors import EXIT_INFRASTRUCTURE, PilotageError
 from registry.gate_report import escaped, number
 from registry.outcome import GateResult, ReleaseOutcome
 from registry.redaction import redacted
@@ -167,7 +167,11 @@ def show_failure(key: str, message: str, error: BaseException) -> None:
 
     mark = run_log.mark()
     ends = {file: redacted(last_lines(file, LAST_LINES)) for file in mark.files}
-    run_log.RUN_LOG.error("failed in %s: %s", mark.doing, message)
+    # A server that is the fault itself can keep the run from its end for minutes: a terminal is
+    # told of a fault now. A person's mistake, or a refusal, is told once, when the run has ended.
+    ours = isinstance(error, PilotageError) and error.exit_status != EXIT_INFRASTRUCTURE
+    log = run_log.RUN_LOG if ours else LOG
+    log.error("failed in %s: %s", mark.doing, message)
     if not isinstance(error, PilotageError):
         words = "".join(traceback.format_exception(error))
         run_log.RUN_LOG.error("%s", redacted(words))
@@ -213,8 +217,12 @@ def fenced(text: str) -> str:
 
 
 def _show(create: Callable[..., Any], **content: Any) -> None:
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
     try:
-        create(**content)
+        # Of a server with a locked database each try takes a minute, and five more would follow.
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+            create(**content)
     except Exception as error:
         # Whatever the server or the way to it says: nothing depends on it.
         LOG.warning("%r is not shown in Prefect: %s", content["key"], error)

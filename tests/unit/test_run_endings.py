@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from flows import benchmark, pages
 from flows.endings import LONGEST, failure, move_ended, release_ended
 from flows.making import made
+from flows.rendering import outcome_text
 from registry.alias_outcome import AliasOutcome
 from registry.artifacts import ArtifactRef
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
 from registry.outcome import Champion, ReleaseOutcome, Verdict
 from registry.settings import settings
+from tasks import run_log
 from tasks.benchmarking import Benchmark
 from tasks.progress import LOG
 from tasks.run_pages import (
@@ -26,6 +29,7 @@ from tasks.run_pages import (
     gate_rows,
     latency_rows,
     mlflow_words,
+    show_failure,
     summary,
 )
 from tests.promotion_builders import bundle, gate
@@ -69,6 +73,20 @@ def test_a_version_that_waits_for_a_person_passed() -> None:
     end = release_ended(waiting, moved=False)
     assert (end.name, end.refused) == ("Passed", False)
     assert end.message == ("PASS: freight-assistant: version 4 awaits approval; report /r/1.html")
+
+
+def test_a_terminal_says_how_a_person_answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form is named only where a server is there to show it."""
+    waiting = release(promoted=None, version=None, awaits_approval=4)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    alone = outcome_text(waiting)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    served = outcome_text(waiting)
+    tool = Path(sys.executable).with_name("pilotage")
+    command = f'  {tool} promote freight-assistant@4 --approve --reason "..."\n'
+    assert command in alone and command in served
+    assert "no form will come, as no Prefect server runs" in alone
+    assert "promote/on-candidate" not in alone and "promote/on-candidate" in served
 
 
 @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.PASS])
@@ -195,6 +213,45 @@ def test_a_page_that_is_not_taken_costs_nothing(
     monkeypatch.setattr(LOG, "propagate", True)
     pages.show_page("benchmark", "text", "about")
     assert "the page 'benchmark' is not shown in Prefect" in caplog.text
+
+
+def test_a_page_for_a_server_that_is_stuck_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect import artifacts
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+
+    retries: list[int] = []
+    monkeypatch.setattr(
+        artifacts,
+        "create_markdown_artifact",
+        lambda **_: retries.append(PREFECT_CLIENT_MAX_RETRIES.value()),
+    )
+    show_failure("r1-failure", "disk full", InfrastructureError("disk full"))
+    assert retries == [1] and PREFECT_CLIENT_MAX_RETRIES.value() > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "now"),
+    [
+        (InfrastructureError("disk full"), True),
+        (ValueError("a bug"), True),
+        (UserError("no such file"), False),
+    ],
+)
+def test_a_fault_is_told_before_the_server_is_asked(
+    error: Exception,
+    now: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from prefect import artifacts
+
+    monkeypatch.setattr(LOG, "propagate", True)
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda **_: None)
+    monkeypatch.setattr(run_log, "_mark", run_log.Mark(doing="latency bf16"))
+    caplog.set_level("INFO")
+    show_failure("r1-failure", str(error), error)
+    said = [one.name for one in caplog.records if one.message == f"failed in latency bf16: {error}"]
+    assert said == ["pilotage" if now else "pilotage.run"]
 
 
 def test_what_an_engine_wrote_stays_inside_of_its_fence() -> None:
