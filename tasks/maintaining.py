@@ -13,16 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from registry.errors import InfrastructureError
 from registry.redaction import redacted
 from registry.settings import settings
 from registry.store import Store, size_on_disk
 from tasks.database_files import compact
-from tasks.engines.subprocesses import end_leftovers
+from tasks.engines.subprocesses import TimeLimit, end_leftovers
 from tasks.mlflow_rubbish import collect
 from tasks.night_digest import plain
 from tasks.prefect_history import forget
 from tasks.progress import LOG, spell
-from tasks.pruning import prune
+from tasks.pruning_job import pruned_within
+
+PRUNE_SHARE = 0.5
+"""Of the time that is left when the store's turn comes: the databases come after it."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,17 @@ def _stale(days: int, deadline: float) -> Freed:
 def _store(days: int, deadline: float) -> Freed:
     if not settings().store_dir.exists():
         return Freed("nothing was made yet")
-    pruned = prune(days, yes=True)
-    size = sum(one.size for one in pruned.removed) + sum(size for _, size in pruned.leftovers)
-    left = f", {len(pruned.unreadable)} that cannot be read left" if pruned.unreadable else ""
-    return Freed(f"{len(pruned.removed)} of {len(pruned.entries)} entries{left}", size)
+    seconds = max(1.0, (deadline - time.monotonic()) * PRUNE_SHARE)
+    try:
+        pruned = pruned_within(days, seconds)
+    except TimeLimit:
+        raise InfrastructureError(
+            f"prune was ended after {spell(seconds)}, half of what was left of the maintenance's "
+            f"`minutes`: see what it hangs at with `pilotage prune --days {days} --yes`, which has "
+            "no limit, or give the maintenance more minutes; its locks are free"
+        ) from None
+    left = f", {pruned['unreadable']} that cannot be read left" if pruned["unreadable"] else ""
+    return Freed(f"{pruned['removed']} of {pruned['entries']} entries{left}", pruned["bytes"])
 
 
 def _prefect(days: int, deadline: float) -> Freed:

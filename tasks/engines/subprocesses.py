@@ -41,6 +41,10 @@ EXIT_WAIT = 60.0
 """Seconds for the exit of a process with a result: threads of a library may keep it for ever."""
 
 
+class TimeLimit(InfrastructureError):
+    """A process did not end in the time that it had, and was ended."""
+
+
 class ProcessTree:
     """A command and everything it starts. Use as a context manager: leaving it ends the tree."""
 
@@ -129,7 +133,7 @@ class ProcessTree:
         return self.process.poll()
 
     def wait(self, timeout: float, result: Path | None = None) -> int | None:
-        """Wait for the front process; its status. Raises `InfrastructureError` after `timeout` s.
+        """Wait for the front process; its status. Raises `TimeLimit` after `timeout` s.
 
         With the file of its `result` there it has done its work: one that does not end within
         `EXIT_WAIT` seconds is left to `stop`, and has no status.
@@ -143,7 +147,7 @@ class ProcessTree:
 
         if not wait_until(done, timeout, every=0.05):
             self.stop()
-            raise InfrastructureError(
+            raise TimeLimit(
                 f"{self.command[0]} did not end within {timeout:.0f} s; its log is {self.log}"
             )
         wait_until(ended, EXIT_WAIT, every=0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import sqlite3
 import time
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,7 @@ from tasks.bundles import tracker
 from tasks.database_files import compact
 from tasks.maintaining import Freed, Job, Step, done, summary, table
 from tasks.prefect_history import _vacuumed, forget, older_than
+from tasks.pruning import alone
 
 pytest_plugins = ["tests.promotion_fixtures"]
 
@@ -133,6 +135,39 @@ def test_the_store_is_pruned_by_the_rules_of_prune(migrated: Path, home: Path) -
     settings().store_dir.mkdir(parents=True)
     shutil.copy(migrated, home / "mlflow.db")
     assert maintaining._store(30, soon()) == Freed("0 of 0 entries")
+
+
+def test_a_prune_that_hangs_is_ended_and_the_steps_after_it_are_done(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry takes the question and never answers it; MLflow's client waits two minutes."""
+    settings().store_dir.mkdir(parents=True)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("PILOTAGE_MLFLOW_URI", uri)
+        monkeypatch.setenv("PILOTAGE_LEDGER_URI", f"sqlite:///{home}/ledger.db")
+        settings.cache_clear()
+        jobs = [Job("store", maintaining._store), Job("after", lambda *_: Freed("done"))]
+        steps = done(jobs, days=30, minutes=0.5)
+        # It was asked: what hung was the question, not the start of the process.
+        silent.settimeout(0)
+        asked, _ = silent.accept()
+        assert b"/api/2.0/mlflow/" in asked.recv(4096)
+    assert steps[0].failed.startswith("prune was ended after 15 s, half of what was left")
+    assert "`pilotage prune --days 30 --yes`" in steps[0].failed
+    assert steps[1].what == "done"
+    assert list(settings().run_dir.glob("*.json")) == []
+    with alone():
+        pass  # its lock went with it
+
+
+def test_what_a_prune_in_its_own_process_says_is_told(migrated: Path, home: Path) -> None:
+    settings().store_dir.mkdir(parents=True)
+    shutil.copy(migrated, home / "mlflow.db")
+    with alone(), pytest.raises(InfrastructureError, match="another prune is running in this home"):
+        maintaining._store(30, soon())
 
 
 # -- MLflow ------------------------------------------------------------------------------------
