@@ -104,11 +104,7 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
             for name, by in outcome.selection.dominated.items()
         ]
     if outcome.awaits_approval is not None:
-        asked = f"{outcome.model}@{outcome.awaits_approval}"
-        lines += [
-            f"awaits approval: {asked}, in Prefect's form (deployment promote/on-candidate), or",
-            f'  pilotage promote {asked} --approve --reason "..."',
-        ]
+        lines += _approval_lines(f"{outcome.model}@{outcome.awaits_approval}")
     elif outcome.promoted is not None and outcome.champion is not None:
         what = f"{outcome.model}@{outcome.champion.alias} is version {outcome.champion.version}"
         lines.append(f"promoted: {outcome.promoted}; {what}")
@@ -125,6 +121,18 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     if outcome.champion is not None:
         lines.append(f"serve it:  {_tool('pilotage')} serve {outcome.model}@champion --print")
     return "\n".join(lines)
+
+
+def _approval_lines(asked: str) -> list[str]:
+    """How to say yes. A temporary server ends with its command: nothing of it asks anybody."""
+    if os.environ.get("PREFECT_API_URL"):
+        how = "in the form of its run of promote/on-candidate (where `pilotage deploy` was run), or"
+    else:
+        how = "no form will come, as no Prefect server runs; without a yes the next release asks:"
+    return [
+        f"awaits approval: {asked}; {how}",
+        f'  {_tool("pilotage")} promote {asked} --approve --reason "..."',
+    ]
 
 
 def _prefect_ui(home: Settings) -> str:
