@@ -13,7 +13,6 @@ checked where the draft is made (`tasks/engines/draft_vocab.py`); the digest kee
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from registry.errors import Problem, StageFailed, UserError
 from registry.evidence import LatencyEvidence
 from registry.json_files import json_object
 from registry.lineage import digest_below
+from registry.safetensors_headers import Tensor, tensors
 from registry.settings import settings
 from registry.store import MANIFEST
 
@@ -203,7 +203,7 @@ def folder_problems(draft: Path, target: Path, *, embeddings: bool = True) -> li
         given = _TargetShape.read(json_object(target / "config.json"))
         return [
             *_shape_problems(wanted, given),
-            *_weight_problems(wanted, given, tensors(draft), tensors(target), embeddings),
+            *_weight_problems(wanted, given, _weights(draft), _weights(target), embeddings),
             *_tokenizer_problems(draft, target, "the draft"),
         ]
     except UserError as error:
@@ -262,33 +262,8 @@ def _shape_problems(draft: _DraftShape, target: _TargetShape) -> Iterator[str]:
         yield f"layer ids: {ids} are not {AUX_LAYERS} different ones in rising order"
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """Where a tensor lies: `file`, its first byte and its number of bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    size: int
-
-
-def tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's safetensors files, by name; only the headers are read."""
-    found: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with file.open("rb") as handle:
-                length = int.from_bytes(handle.read(8), "little")
-                header = json.loads(handle.read(min(length, file.stat().st_size)))
-            for name, about in header.items():
-                if name != "__metadata__":
-                    start, end = about["data_offsets"]
-                    found[name] = Tensor(
-                        about["dtype"], tuple(about["shape"]), file, 8 + length + start, end - start
-                    )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError.at(file, f"cannot be read as safetensors: {error}") from None
+def _weights(folder: Path) -> dict[str, Tensor]:
+    found = tensors(folder)
     if not found:
         raise UserError.at(folder, "has no *.safetensors file with weights")
     return found

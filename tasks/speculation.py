@@ -21,11 +21,11 @@ from registry.digests import digest_of_folder
 from registry.errors import Infeasible, Problem, StageFailed, UserError
 from registry.json_files import json_object
 from registry.provenance import engine_tools, hardware, tools
+from registry.safetensors_headers import read_header
 from registry.settings import settings
 from tasks.conversations import messages_of, tools_of
 from tasks.distillation import merged
 from tasks.draft_reports import write_training_report
-from tasks.engines.checkpoint_files import read_header
 from tasks.engines.draft_states import layer_ids_for
 from tasks.engines.model_files import check_weights
 from tasks.engines.published_draft import check_start

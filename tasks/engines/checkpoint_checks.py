@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem, StageFailed
+from registry.safetensors_headers import Tensor
 from tasks.engines import model_files, quantization_plan, quantization_recipe
 from tasks.engines.quantization_plan import Module
 
@@ -167,7 +168,7 @@ def tensor_reader(folder: Path) -> Callable[[str], Any]:
     return read
 
 
-def is_quantized(name: str, tensors: Mapping[str, model_files.StoredTensor]) -> bool:
+def is_quantized(name: str, tensors: Mapping[str, Tensor]) -> bool:
     weight = tensors.get(f"{name}.weight_packed") or tensors.get(f"{name}.weight")
     scaled = f"{name}.weight_scale" in tensors
     return weight is not None and weight.dtype in _QUANTIZED_DTYPES and scaled

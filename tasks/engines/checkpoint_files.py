@@ -8,7 +8,6 @@ checkpoint takes a moment.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -16,25 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Problem
+from registry.safetensors_headers import Header, read_header
 
 INDEX = "model.safetensors.index.json"
-MAX_HEADER = 100 << 20
-"""Bytes; the format's own limit (https://huggingface.co/docs/safetensors)."""
 MAX_JSON = 256 << 20
-
-WIDTHS = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
-}
-"""Bytes of one value by dtype, as the format spells it; smaller ones are not counted."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 _SAVE_AGAIN = "copy it again from where it came, or save it with `save_pretrained`"
-
-Header = Mapping[str, Any]
 
 
 def checkpoint_problems(folder: Path) -> list[Problem]:
@@ -63,61 +51,6 @@ def checkpoint_problems(folder: Path) -> list[Problem]:
         tensors = {name: entry for header in headers.values() for name, entry in header.items()}
         problems += _shape_problems(folder, config, tensors)
     return problems
-
-
-def read_header(path: Path) -> Header | Problem:
-    """Tensors of a safetensors file by name, or what is wrong with the file.
-
-    8 bytes little-endian length of a JSON header, the header, the data without gaps.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as handle:
-            first = handle.read(8)
-            length = int.from_bytes(first, "little")
-            if len(first) < 8 or length > size - 8:
-                what = f"is {size} bytes long, and its header alone would have {length}"
-                return Problem(str(path), f"is cut, or no safetensors file: it {what}", _SAVE_AGAIN)
-            if length > MAX_HEADER:
-                return Problem(str(path), f"has a header of {length} bytes", _SAVE_AGAIN)
-            header = json.loads(handle.read(length))
-    except OSError as error:
-        return Problem(str(path), f"cannot be read ({error.strerror})", "make it readable")
-    except (ValueError, RecursionError):
-        return Problem(str(path), "its header is no JSON: no safetensors file", _SAVE_AGAIN)
-    if not isinstance(header, dict):
-        return Problem(str(path), "its header is no JSON object", _SAVE_AGAIN)
-    header.pop("__metadata__", None)
-    for name, entry in header.items():
-        found = _entry_problem(entry)
-        if found:
-            return Problem(f"{path}: {name}", found, _SAVE_AGAIN)
-    end = 0
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        first, last = entry["data_offsets"]
-        if first != end:
-            what = f"begins at byte {first} of the data, the one before it ends at {end}"
-            return Problem(f"{path}: {name}", what, _SAVE_AGAIN)
-        end = last
-    if 8 + length + end != size:
-        what = f"is {size} bytes long, its header asks for {8 + length + end}"
-        return Problem(str(path), f"is cut or has something added: it {what}", _SAVE_AGAIN)
-    return header
-
-
-def _entry_problem(entry: Any) -> str:
-    try:
-        dtype, shape, (first, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = [*shape, first, end]
-    except (TypeError, KeyError, ValueError):
-        return f"is no tensor's entry: {str(entry)[:80]}"
-    counts = all(type(one) is int and one >= 0 for one in whole) and first <= end
-    if not isinstance(dtype, str) or not counts:
-        return f"is no tensor's entry: {str(entry)[:80]}"
-    wanted = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else end - first
-    if end - first != wanted:
-        return f"{dtype} of shape {shape} takes {wanted} bytes, the file has {end - first}"
-    return ""
 
 
 def _config_problems(path: Path, config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import Problem, StageFailed
+from registry.safetensors_headers import Tensor, tensors
 from tasks.engines.template_text import LONGEST_TEMPLATE, Conversation, outcome, rendered
 
 CONFIG = "config.json"
@@ -175,31 +175,9 @@ def _asks_for_code(content: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a safetensors file, from its header: dtype as the format spells it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    size: int
-    """Bytes."""
-
-
-def stored_tensors(folder: Path | str) -> dict[str, StoredTensor]:
-    """Every tensor of a folder's safetensors files by name; only the headers are read.
-
-    The format: 8 bytes little-endian length of a JSON header, the header, the data
-    (https://huggingface.co/docs/safetensors).
-    """
-    tensors = {}
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        with path.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                first, end = entry["data_offsets"]
-                tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), end - first)
-    return tensors
+def stored_tensors(folder: Path | str) -> dict[str, Tensor]:
+    """Every tensor of a folder's safetensors files by name; only the headers are read."""
+    return tensors(Path(folder))
 
 
 def copy_side_files(source: Path, target: Path) -> list[str]:
