@@ -18,7 +18,9 @@ from flows.console import Json, as_encodable, say, show
 from flows.ledger_commands import ledger
 from flows.lineage_commands import impact, why
 from flows.nightly_commands import maintain, nightly
+from flows.plan_command import plan as plan_capacity
 from flows.prefect_home import prepare_prefect
+from flows.profile_command import profile
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
 from flows.service_commands import deploy, down, up
@@ -261,9 +263,11 @@ def bench(
 app.command()(compare)
 app.command()(prove_draft)
 app.command()(promote)
+app.command("plan")(plan_capacity)
 app.command()(why)
 app.command()(impact)
 app.command()(ledger)
+app.command()(profile)
 app.command()(prune)
 app.command()(rollback)
 app.command()(nightly)

@@ -62,20 +62,26 @@ def support_of(format: str, machine: Machine) -> Support:
 
 
 def kv_problem(kv_dtype: str, machine: Machine, *, mla: bool, head_dim: int) -> str:
-    """Why the engine cannot keep keys and values in this type there; empty where it can."""
-    if kv_dtype == "bf16" and machine.capability is not None and machine.capability < AMPERE:
-        return "keys and values in bfloat16 need compute capability 8.0"
-    if kv_dtype != "fp8":
-        return ""
+    """Why the engine cannot keep keys and values in this type there; empty where it can.
+
+    By the attention backend that vLLM takes by itself: below 8.9 Triton's refuses FP8, and
+    FlashInfer's, which starts at 8.0, knows four sizes of heads and no latent cache (MLA).
+    """
     if machine.is_cpu:
-        return "vLLM's CPU backend has no FP8 KV cache for MLA" if mla else ""
-    capability = machine.capability or (0, 0)
-    if capability >= ADA:
+        if kv_dtype.endswith("_per_token_head") or (mla and kv_dtype.startswith("fp8")):
+            return f"vLLM's CPU backend has no {kv_dtype} KV cache" + (" for MLA" if mla else "")
         return ""
-    if not mla and capability >= AMPERE and head_dim in FLASHINFER_HEADS:
+    capability = machine.capability or OLDEST
+    here = f"this is {words(capability)}"
+    if kv_dtype == "bfloat16" and capability < AMPERE:
+        return f"keys and values in bfloat16 need compute capability 8.0; {here}"
+    if not kv_dtype.startswith("fp8") or capability >= ADA:
         return ""
-    needs = "8.9, or 8.0 with heads of 64, 128, 256 or 512" if not mla else "8.9"
-    return f"an FP8 KV cache needs compute capability {needs}; this is {words(capability)}"
+    flashinfer = kv_dtype != "fp8_per_token_head" and not mla and head_dim in FLASHINFER_HEADS
+    if flashinfer and capability >= AMPERE:
+        return ""
+    needs = "8.0" if flashinfer else "8.9"
+    return f"an FP8 KV cache of this model needs compute capability {needs}; {here}"
 
 
 def words(capability: tuple[int, int]) -> str:

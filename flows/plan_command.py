@@ -1,0 +1,87 @@
+"""The command `plan`: how much memory a model needs, and which machines serve it at what cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.console import Json, as_encodable, say
+
+
+def plan(
+    model: Annotated[
+        str, typer.Option(help="A model's folder, its config.json, or a bundle (MODEL@ALIAS).")
+    ],
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Sequences in flight at once.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000_000, help="Tokens of each: prompt and answer together."),
+    ] = None,
+    format: Annotated[
+        str, typer.Option(help="Of the weights; auto: the configuration's.")
+    ] = "auto",
+    all_formats: Annotated[
+        bool, typer.Option("--all-formats", help="The formats that quantize recipes make, too.")
+    ] = False,
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", help="Of the KV cache; auto: the configuration's.")
+    ] = "auto",
+    tp: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="GPUs of one engine; without, the fewest that do."),
+    ] = None,
+    pp: Annotated[int, typer.Option(min=1, max=64, help="Stages of a pipeline.")] = 1,
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(help="A hardware file, by name or path. Several may be given; none: all."),
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder or config.json of an EAGLE3 draft.")
+    ] = None,
+    traffic: Annotated[
+        Path | None, typer.Option(help="What `pilotage profile` wrote, instead of the numbers.")
+    ] = None,
+    sla: Annotated[
+        str | None,
+        typer.Option(help="Limits: a load profile, a policy, or 'ttft p95 500ms, tpot p95 50ms'."),
+    ] = None,
+    current: Annotated[
+        str | None, typer.Option(help="What runs now: 'HARDWARE x REPLICAS'.")
+    ] = None,
+    utilization: Annotated[
+        float,
+        typer.Option("--gpu-memory-utilization", min=0.5, max=0.95, help="Of a GPU's memory."),
+    ] = 0.9,
+    max_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", min=16, max=1_000_000)
+    ] = 2048,
+    as_json: Json = False,
+) -> None:
+    """Say how much memory a model needs, and which machines serve it; nothing is started."""
+    from flows.plan_rendering import plan_text
+    from registry.gate_report import strict_line
+    from tasks.capacity import planned
+
+    document, status = planned(
+        model,
+        concurrency=concurrency,
+        context=context,
+        format=format,
+        all_formats=all_formats,
+        kv_dtype=kv_dtype,
+        tp=tp,
+        pp=pp,
+        hardware=hardware or [],
+        draft=draft,
+        traffic=traffic,
+        sla=sla,
+        current=current,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+    )
+    say(as_encodable(strict_line(document)) if as_json else plan_text(document))
+    raise typer.Exit(status)

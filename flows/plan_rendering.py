@@ -1,0 +1,119 @@
+"""What `plan` prints for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GIB = 1 << 30
+
+PARTS = {
+    "weights_bytes": "weights",
+    "engine_bytes": "the engine's own copies and padding",
+    "kv_bytes": "KV cache",
+    "kv_slack_bytes": "blocks beside it",
+    "draft_weights_bytes": "draft",
+    "draft_kv_bytes": "the draft's KV cache",
+    "activation_bytes": "activations (estimate)",
+    "graph_bytes": "CUDA graphs (estimate)",
+    "reserve_bytes": "reserve, 5 %",
+    "floor_bytes": "floor",
+}
+
+
+def plan_text(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['model']}: {document['parameters'] / 1e9:.2f} billion parameters, "
+        f"{document['format']}, KV cache {document['kv_dtype']}, trained for "
+        f"{document['trained_length']} tokens",
+        f"{document['concurrency']} sequences of {document['context']} tokens "
+        f"({document['demand']['source']})",
+        "",
+        *_floor_lines(document),
+        "",
+        *_fit_lines(document),
+        *_ruled_lines(document),
+        *_current_lines(document),
+    ]
+    if document["notes"]:
+        lines += ["", *(f"note: {note}" for note in document["notes"])]
+    return "\n".join(lines)
+
+
+def _floor_lines(document: dict[str, Any]) -> list[str]:
+    gpus = document["tp"] * document["pp"]
+    head = f"{'GiB':<38}{'all GPUs':>12}" if gpus > 1 else f"{'GiB':<38}{'one GPU':>12}"
+    lines = [head + (f"{'fullest GPU':>14}" if gpus > 1 else "")]
+    for key, name in PARTS.items():
+        if not document[key]:
+            continue
+        line = f"{name:<38}{document[key] / GIB:>12.2f}"
+        lines.append(line + (f"{document['per_gpu'][key] / GIB:>14.2f}" if gpus > 1 else ""))
+    lines.append(
+        f"KV cache of a token: {document['kv_bytes_per_token']} bytes; weights from "
+        f"{document['weights_from']}"
+    )
+    if "extremes" in document:
+        extreme = document["extremes"]
+        lines.append(
+            f"sized by the extremes ({extreme['concurrency']} sequences of {extreme['context']} "
+            f"tokens) it would be {extreme['floor_bytes'] / GIB:.2f} GiB"
+        )
+    return lines
+
+
+def _fit_lines(document: dict[str, Any]) -> list[str]:
+    fits = document["fits"]
+    if not fits:
+        least = document["least_memory"]
+        lines = ["Nothing fits."]
+        if least is not None:
+            need = least["gpu_memory_bytes"] / GIB
+            lines.append(
+                f"The least that would do: {least['tp']} GPU(s) of {need:.2f} GiB, in "
+                f"{least['format']}."
+            )
+        return lines
+    lines = [
+        f"{'hardware':<18}{'format':<13}{'tp':>3}{'pp':>3}{'replicas':>9}{'floor GiB':>11}"
+        f"{'most seqs':>11}{'TTFT ms':>9}{'TPOT ms':>9}{'E2EL ms':>10}{'a month':>12}"
+    ]
+    for fit in fits:
+        found = fit["estimate"] or {}
+        cost, currency = fit["cost_per_month"], fit["currency"]
+        price = "-" if cost is None else f"{cost:.0f} {currency}"
+        lines.append(
+            f"{fit['hardware']:<18}{fit['format']:<13}{fit['tp']:>3}{fit['pp']:>3}"
+            f"{fit['replicas']:>9}{fit['per_gpu']['floor_bytes'] / GIB:>11.2f}"
+            f"{fit['max_concurrency']:>11}{_number(found.get('ttft_ms'), 0):>9}"
+            f"{_number(found.get('tpot_ms'), 1):>9}{_number(found.get('e2el_ms'), 0):>10}"
+            f"{price:>12}"
+        )
+    lines.append("TTFT, TPOT and E2EL: estimate, not measured (docs/capacity.md).")
+    best = fits[0]
+    words = " ".join(f"--{name} {value}" for name, value in best["engine_args"].items())
+    lines += ["", f"{best['hardware']}, {best['format']}: vllm serve ... {words}"]
+    for fit in fits:
+        lines += [f"note: {fit['hardware']} tp {fit['tp']}: {note}" for note in fit["notes"]]
+    return lines
+
+
+def _ruled_lines(document: dict[str, Any]) -> list[str]:
+    ruled = document["ruled_out"]
+    if not ruled:
+        return []
+    return [
+        "",
+        "Ruled out:",
+        *(f"  {one['hardware']:<18}{one['format']:<13}{one['reason']}" for one in ruled),
+    ]
+
+
+def _current_lines(document: dict[str, Any]) -> list[str]:
+    if "current" not in document:
+        return []
+    now = document["current"]
+    return ["", f"Now: {now['hardware']} x {now['replicas']}: {now['says']}"]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,291 @@
+"""`pilotage plan`: the document of a plan, from its inputs to what it says."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from registry.capacity_plan import check_length, format_name, plan
+from registry.errors import EXIT_PASS, EXIT_REFUSED, UserError
+from registry.kv_cache import kv_dtype_of
+from registry.memory_floor import Parts, floor_of, named_format
+from registry.plan_parts import (
+    HOURS_PER_MONTH,
+    Demand,
+    Fit,
+    Limits,
+    Model,
+    Plan,
+    RuledOut,
+    Wish,
+)
+from registry.roofline import ASSUMED, MARK, Estimate
+from tasks.capacity_inputs import demand_of, limits_of, machine_of, machines_of, model_of
+
+ALL_FORMATS = ("auto", "fp8_dynamic", "w8a8_int8", "w4a16", "nvfp4")
+"""What the project's quantize recipes make, one of each kind."""
+
+
+def planned(
+    reference: str,
+    *,
+    concurrency: int | None = None,
+    context: int | None = None,
+    format: str = "auto",
+    all_formats: bool = False,
+    kv_dtype: str = "auto",
+    tp: int | None = None,
+    pp: int = 1,
+    hardware: Sequence[str] = (),
+    draft: Path | None = None,
+    traffic: Path | None = None,
+    sla: str | None = None,
+    current: str | None = None,
+    utilization: float,
+    max_batched_tokens: int,
+) -> tuple[dict[str, Any], int]:
+    """The document, and the exit status: 10 where nothing fits. Raises `UserError`."""
+    model = model_of(reference, draft)
+    asked = demand_of(concurrency, context, traffic, model.shape.max_len)
+    check_length(model, asked.demand.longest)
+    limits = Limits(limits_of(sla))
+    machines = machines_of(hardware)
+    running = None if current is None else _current(current)
+    if all_formats and model.shape.quantization is not None:
+        raise UserError.at(
+            "--all-formats",
+            f"{reference} is quantized already ({model.shape.quantization.format.name})",
+            "leave it out, or name the unquantized model",
+        )
+    wish = Wish(
+        formats=ALL_FORMATS if all_formats else (format,),
+        kv_dtype=kv_dtype,
+        tp=tp,
+        pp=pp,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+        replicas=traffic is not None or sla is not None,
+    )
+    made = plan(model, machines, asked.demand, wish, limits)
+    document = _floor_document(model, asked.demand, wish)
+    document |= {
+        "fits": [_fit(one) for one in made.fits],
+        "ruled_out": [_ruled_out(one) for one in made.ruled_out],
+        "demand": {**asdict(asked.demand), "source": asked.source},
+        "sla_ms": dict(limits.limits),
+        "estimates": {"what": MARK, "assumed": ASSUMED.document},
+        "notes": [*asked.notes, *_notes(made, limits)],
+    }
+    if asked.extreme is not None:
+        document["extremes"] = _extremes(model, asked.extreme, wish)
+    if not made.fits:
+        document["least_memory"] = _least(made, wish)
+    if running is not None:
+        document["current"] = _waste(model, asked.demand, wish, limits, running, made)
+    return document, EXIT_PASS if made.fits else EXIT_REFUSED
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+
+def _floor_document(model: Model, demand: Demand, wish: Wish) -> dict[str, Any]:
+    """Of one engine that holds all of the load, on as many GPUs as were asked for (or one)."""
+    tp = wish.tp or 1
+    shape, asked = model.shape, wish.formats[0]
+    name = format_name(asked, shape)
+    own = name == format_name("auto", shape)
+    floor = floor_of(
+        shape,
+        format=asked,
+        kv_dtype=wish.kv_dtype,
+        concurrency=demand.concurrency,
+        context=demand.context,
+        tp=tp,
+        pp=wish.pp,
+        draft=model.draft,
+        max_batched_tokens=max(wish.max_batched_tokens, demand.concurrency),
+        checkpoint_bytes=model.checkpoint_bytes if own else None,
+    )
+    exact = own and model.checkpoint_bytes is not None
+    return {
+        "model": model.name,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "trained_length": shape.max_len,
+        "weights_from": "the checkpoint's tensors" if exact else "the configuration",
+        "format": name,
+        "kv_dtype": kv_dtype_of(shape, wish.kv_dtype, named_format(asked, shape)),
+        "tp": tp,
+        "pp": wish.pp,
+        "concurrency": demand.concurrency,
+        "context": demand.context,
+        **_parts(floor.total),
+        "per_gpu": _parts(floor.per_gpu),
+    }
+
+
+def _parts(parts: Parts) -> dict[str, int]:
+    return asdict(parts)
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {
+        "hardware": fit.machine.name,
+        "format": fit.format,
+        "tp": fit.tp,
+        "pp": fit.pp,
+        "replicas": fit.replicas,
+        "gpus": fit.gpus,
+        "machines": fit.machines,
+        "kv_dtype": fit.kv_dtype,
+        "max_concurrency": fit.max_concurrency,
+        "engine_args": fit.engine_args,
+        "cost_per_month": fit.cost_per_month,
+        "currency": fit.machine.currency,
+        "memory_bytes": fit.machine.memory_bytes,
+        "per_gpu": _parts(fit.floor.per_gpu),
+        "estimate": None if fit.estimate is None else _estimate(fit.estimate),
+        "notes": list(fit.notes),
+    }
+
+
+def _estimate(found: Estimate) -> dict[str, float | str | None]:
+    return {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in found.document.items()
+    }
+
+
+def _ruled_out(one: RuledOut) -> dict[str, Any]:
+    return {
+        "hardware": one.machine.name,
+        "format": one.format,
+        "reason": one.reason,
+        "needs_bytes_per_gpu": one.needs_bytes,
+    }
+
+
+def _notes(made: Plan, limits: Limits) -> list[str]:
+    notes = []
+    unpriced = sorted({fit.machine.name for fit in made.fits if fit.machine.price_per_hour is None})
+    if unpriced:
+        notes.append(
+            "no price_per_hour in the hardware files of "
+            f"{', '.join(unpriced)}: cost_per_month is null, and they are ranked by GPUs times "
+            "memory"
+        )
+    single = sorted(
+        {one.machine.name for one in made.fits if one.tp * one.pp > one.machine.accelerators > 0}
+    )
+    if single:
+        notes.append(
+            f"{', '.join(single)}: the GPUs of an engine have to be in one machine; the file has "
+            "fewer, and its price is taken for each"
+        )
+    currencies = {fit.machine.currency for fit in made.fits if fit.machine.currency}
+    if len(currencies) > 1:
+        notes.append(f"prices are in {', '.join(sorted(currencies))}: their order means nothing")
+    unknown = [
+        fit for fit in made.fits if fit.estimate is not None and fit.estimate.tpot_ms is None
+    ]
+    if limits.limits and unknown:
+        names = ", ".join(sorted({fit.machine.name for fit in unknown}))
+        notes.append(f"not compared with the SLA, for want of numbers in their files: {names}")
+    return notes
+
+
+def _least(made: Plan, wish: Wish) -> dict[str, Any] | None:
+    """The least memory of one GPU that would do, over what was tried."""
+    tried = [one for one in made.ruled_out if one.needs_bytes is not None]
+    if not tried:
+        return None
+    best = min(tried, key=lambda one: one.needs_bytes or 0)
+    needs = best.needs_bytes or 0
+    return {
+        "floor_bytes_per_gpu": needs,
+        "gpu_memory_bytes": math.ceil(needs / wish.utilization),
+        "format": best.format,
+        "tp": best.tp,
+    }
+
+
+def _extremes(model: Model, extreme: Demand, wish: Wish) -> dict[str, Any]:
+    """What sizing by every peak at once would ask for."""
+    return {
+        "concurrency": extreme.concurrency,
+        "context": extreme.context,
+        "floor_bytes": _floor_document(model, extreme, wish)["floor_bytes"],
+    }
+
+
+# -- what runs now ---------------------------------------------------------------------------
+
+
+def _current(words: str) -> tuple[str, int]:
+    """`NAME x REPLICAS`."""
+    found = re.fullmatch(r"\s*(\S+)\s*[x*×]\s*(\d{1,6})\s*", words)
+    if found is None or int(found[2]) < 1:
+        raise UserError.at("--current", f"{words!r} is not HARDWARE x REPLICAS", "'nvidia_a10 x 4'")
+    return found[1], int(found[2])
+
+
+def _waste(
+    model: Model,
+    demand: Demand,
+    wish: Wish,
+    limits: Limits,
+    running: tuple[str, int],
+    made: Plan,
+) -> dict[str, Any]:
+    """What the current setup has beyond what the same load needs, there and at the best place."""
+    name, replicas = running
+    machine = machine_of(name)
+    here = plan(model, [machine], demand, wish, limits)
+    price = machine.price_per_hour
+    cost = None if price is None else price * HOURS_PER_MONTH * replicas
+    found: dict[str, Any] = {
+        "hardware": machine.name,
+        "replicas": replicas,
+        "cost_per_month": cost,
+        "currency": machine.currency,
+    }
+    if not here.fits:
+        reason = here.ruled_out[-1].reason
+        return found | {
+            "needed": None,
+            "says": f"by this plan it does not serve the load: {reason}",
+        }
+    fit = here.fits[0]
+    each = max(1, fit.machines // fit.replicas) if fit.machines >= fit.replicas else 1
+    most = fit.max_concurrency * (replicas // each)
+    spare = replicas - fit.machines
+    found |= {
+        "needed": fit.machines,
+        "unneeded": max(0, spare),
+        "max_concurrency": most,
+        "used_share": round(demand.concurrency / most, 4) if most else None,
+    }
+    says = (
+        f"{fit.machines} of {replicas} would do"
+        if spare > 0
+        else f"{fit.machines} are needed, {replicas} are there"
+    )
+    best = made.fits[0] if made.fits else None
+    less = None if best is None else best.cost_per_month
+    same = best is not None and best.machine.currency == machine.currency
+    if best is not None and same and cost is not None and less is not None and cost > less:
+        found |= {
+            "saving_per_month": cost - less,
+            "saving_share": round((cost - less) / cost, 4),
+        }
+        says += (
+            f"; {best.machine.name} would cost {cost - less:.0f} {machine.currency} less a month"
+        )
+    return found | {"says": says}
+
+
+__all__ = ["ALL_FORMATS", "planned"]
