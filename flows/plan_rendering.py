@@ -77,7 +77,8 @@ def _fit_lines(document: dict[str, Any]) -> list[str]:
         f"{'hardware':<18}{'format':<13}{'tp':>3}{'pp':>3}{'replicas':>9}{'floor GiB':>11}"
         f"{'most seqs':>11}{'TTFT ms':>9}{'TPOT ms':>9}{'E2EL ms':>10}{'a month':>12}"
     ]
-    for fit in fits:
+    shown = _cheapest(fits)
+    for fit in shown:
         found = fit["estimate"] or {}
         cost, currency = fit["cost_per_month"], fit["currency"]
         price = "-" if cost is None else f"{cost:.0f} {currency}"
@@ -89,12 +90,27 @@ def _fit_lines(document: dict[str, Any]) -> list[str]:
             f"{price:>12}"
         )
     lines.append("TTFT, TPOT and E2EL: estimate, not measured (docs/capacity.md).")
+    if len(shown) < len(fits):
+        lines.append(
+            f"Of each hardware and format the cheapest; {len(fits) - len(shown)} more in --json."
+        )
     best = fits[0]
     words = " ".join(f"--{name} {value}" for name, value in best["engine_args"].items())
     lines += ["", f"{best['hardware']}, {best['format']}: vllm serve ... {words}"]
-    for fit in fits:
-        lines += [f"note: {fit['hardware']} tp {fit['tp']}: {note}" for note in fit["notes"]]
+    said: dict[str, list[str]] = {}
+    for fit in shown:
+        for note in fit["notes"]:
+            said.setdefault(note, []).append(f"{fit['hardware']} {fit['format']}")
+    lines += [f"{', '.join(places)}: {note}" for note, places in said.items()]
     return lines
+
+
+def _cheapest(fits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of each hardware and format; they are in order."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for fit in fits:
+        found.setdefault((fit["hardware"], fit["format"]), fit)
+    return list(found.values())
 
 
 def _ruled_lines(document: dict[str, Any]) -> list[str]:

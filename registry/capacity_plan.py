@@ -54,7 +54,9 @@ def plan(
             good = [one for one in found if isinstance(one, Fit)]
             fits += good if limits.limits else good[:1]
             if not good:
-                ruled += [one for one in found if isinstance(one, RuledOut)][-1:]
+                out = [one for one in found if isinstance(one, RuledOut)]
+                # Most GPUs, least memory on each; what does not divide says less than the others.
+                ruled += [one for one in out if one.tp is not None][-1:] or out[-1:]
     return Plan(tuple(sorted(fits, key=lambda one: one.rank)), tuple(ruled))
 
 
@@ -161,7 +163,7 @@ def _one(
         return RuledOut(machine, name, _too_small(machine, needs, budget, tp, wish), needs, tp)
     chosen = _replicas(model, machine, support, demand, wish, limits, tp, how, most)
     if isinstance(chosen, str):
-        return RuledOut(machine, name, chosen)
+        return RuledOut(machine, name, chosen, tp=tp)
     replicas, found = chosen
     share = math.ceil(demand.concurrency / replicas)
     floor = floor_of(shape, concurrency=share, context=demand.context, **how)

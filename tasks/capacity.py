@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +244,8 @@ def _waste(
     """What the current setup has beyond what the same load needs, there and at the best place."""
     name, replicas = running
     machine = machine_of(name)
-    here = plan(model, [machine], demand, wish, limits)
+    # What runs now has the format that was asked for, not the best one.
+    here = plan(model, [machine], demand, replace(wish, formats=wish.formats[:1]), limits)
     price = machine.price_per_hour
     cost = None if price is None else price * HOURS_PER_MONTH * replicas
     found: dict[str, Any] = {

@@ -1,0 +1,485 @@
+"""`pilotage plan`: worked numbers, what is ruled out and why, ranks, limits, errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli import app
+from registry.capacity_plan import plan
+from registry.errors import UserError
+from registry.format_support import kv_problem, support_of
+from registry.json_files import json_object
+from registry.machines import GIB, Machine
+from registry.memory_floor import floor_of
+from registry.model_shapes import shape_of
+from registry.plan_parts import Demand, Limits, Model, Wish
+from registry.roofline import Load, Work, decode_step, estimate, prefill
+from registry.settings import CHECKOUT
+from tasks.capacity import planned
+from tasks.capacity_inputs import limits_of, machine_of, machines_of
+
+CONFIGS = CHECKOUT / "tests" / "data" / "model_configs"
+LLAMA = CONFIGS / "llama_3_1_8b.json"
+USD = "price_per_hour: {}\ncurrency: USD\nprice_source: a test\nprice_as_of: 2026-01-31\n"
+
+
+def model(name: str = "llama_3_1_8b") -> Model:
+    path = CONFIGS / f"{name}.json"
+    return Model(shape_of(json_object(path), str(path)), name)
+
+
+def made(name: str = "llama_3_1_8b", **options: Any) -> tuple[dict[str, Any], int]:
+    asked = {"concurrency": 32, "context": 8192, "utilization": 0.9, "max_batched_tokens": 2048}
+    return planned(str(CONFIGS / f"{name}.json"), **{**asked, **options})
+
+
+def priced(tmp_path: Path, name: str, price: float, **changes: Any) -> str:
+    """A hardware file with a price, in a folder of its own."""
+    content = yaml.safe_load((CHECKOUT / "recipes" / "hardware" / f"{name}.yaml").read_text())
+    content |= yaml.safe_load(USD.format(price)) | changes
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def only(fits: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    found = [one for one in fits if all(one[key] == value for key, value in wanted.items())]
+    assert len(found) == 1, found
+    return found[0]
+
+
+# -- the contract ----------------------------------------------------------------------------
+
+
+def test_the_contract_for_automation_with_worked_numbers() -> None:
+    """Llama 3.1 8B: 32 layers, 8 KV heads of 128, 8,030,261,248 parameters of two bytes."""
+    done = CliRunner().invoke(
+        app,
+        ["plan", "--model", str(LLAMA), "--concurrency", "32", "--context", "8192", "--json"],
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output.splitlines()[-1])
+    assert told["weights_bytes"] == 8_030_261_248 * 2
+    assert told["kv_bytes_per_token"] == 32 * 2 * 8 * 128 * 2
+    assert told["kv_bytes"] == 131_072 * 8192 * 32
+    summands = [
+        value
+        for key, value in told.items()
+        if key.endswith("_bytes") and key not in ("floor_bytes", "reserve_bytes")
+    ]
+    assert told["floor_bytes"] == math.ceil(sum(summands) * 1.05)
+    assert told["per_gpu"]["floor_bytes"] == told["floor_bytes"]
+    assert told["format"] == "bf16" and told["kv_dtype"] == "bfloat16"
+
+    h20 = only(told["fits"], hardware="nvidia_h20")
+    assert (h20["format"], h20["tp"], h20["cost_per_month"]) == ("bf16", 1, None)
+    assert h20["engine_args"] == {
+        "max-model-len": 8192,
+        "max-num-seqs": 32,
+        "max-num-batched-tokens": 2048,
+        "gpu-memory-utilization": 0.9,
+        "tensor-parallel-size": 1,
+    }
+    shape, budget = model().shape, math.floor(math.floor(95.57 * GIB) * 0.9)
+    most = h20["max_concurrency"]
+    for sequences, fits in ((most, True), (most + 1, False)):
+        floor = floor_of(shape, concurrency=sequences, context=8192).per_gpu.floor_bytes
+        assert (floor <= budget) == fits
+    reasons = {one["hardware"]: one["reason"] for one in told["ruled_out"]}
+    assert reasons["nvidia_t4"] == (
+        "INFEASIBLE on Tesla T4: bfloat16 needs compute capability 8.0; this is 7.5; the baseline "
+        "there is fp16"
+    )
+    assert "too little memory" in reasons["cpu_2core"]
+    assert any("price_per_hour" in note for note in told["notes"])
+
+
+def test_over_two_gpus_everything_is_halved_but_the_norms() -> None:
+    document, _ = made(tp=2)
+    norms = (2 * 32 + 1) * 4096 * 2
+    assert document["weights_bytes"] == 8_030_261_248 * 2 + norms
+    assert document["per_gpu"]["weights_bytes"] == (8_030_261_248 * 2 + norms) // 2
+    assert document["per_gpu"]["kv_bytes_per_token"] == 131_072 // 2
+    assert {fit["tp"] for fit in document["fits"]} == {2}
+
+
+def test_where_bfloat16_is_missing_float16_is_the_baseline() -> None:
+    document, _ = made(hardware=["nvidia_t4"])
+    fit = only(document["fits"], hardware="nvidia_t4")
+    assert (fit["format"], fit["tp"]) == ("fp16", 4)
+    assert fit["engine_args"]["dtype"] == "float16"
+    assert document["ruled_out"][0]["format"] == "bf16"
+    # Whoever asks for bf16 by name gets no other format.
+    document, status = made(hardware=["nvidia_t4"], format="bf16")
+    assert (document["fits"], status) == ([], 10)
+
+
+def test_the_fewest_gpus_that_hold_it_are_found() -> None:
+    document, _ = made("llama_3_1_70b", concurrency=8, context=4096)
+    assert only(document["fits"], hardware="nvidia_h800")["tp"] == 4
+    assert only(document["fits"], hardware="nvidia_h200")["tp"] == 2
+    assert only(document["fits"], hardware="nvidia_b200")["tp"] == 1
+
+
+def test_heads_that_do_not_divide() -> None:
+    """Qwen2.5 7B has 28 heads: 8 GPUs are none that the engine takes."""
+    with pytest.raises(UserError, match="28"):
+        made("qwen2_5_7b", tp=8)
+    document, _ = made("qwen2_5_7b", concurrency=512, context=32768, hardware=["nvidia_a10"])
+    assert "on each of 4 GPUs" in document["ruled_out"][0]["reason"]
+
+
+def test_nothing_fits_and_the_least_that_would_do(tmp_path: Path) -> None:
+    document, status = made(hardware=["nvidia_a10"], tp=1)
+    assert status == 10 and document["fits"] == []
+    floor = floor_of(model().shape, concurrency=32, context=8192).per_gpu.floor_bytes
+    assert document["least_memory"] == {
+        "floor_bytes_per_gpu": floor,
+        "gpu_memory_bytes": math.ceil(floor / 0.9),
+        "format": "bf16",
+        "tp": 1,
+    }
+    words = ["plan", "--model", str(LLAMA), "--concurrency", "32", "--context", "8192"]
+    done = CliRunner().invoke(app, [*words, "--hardware", "nvidia_a10", "--tp", "1"])
+    assert done.exit_code == 10
+    assert f"1 GPU(s) of {floor / 0.9 / GIB:.2f} GiB, in bf16" in done.output
+
+
+def test_a_context_above_the_trained_length_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--context: 131073 tokens are more than the 131072") as at:
+        made(context=131_073)
+    assert at.value.problems[0].remedy == (
+        "ask for at most 131072, or take a model with a longer context"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": None}, "--concurrency: is missing"),
+        ({"concurrency": None, "context": None}, r"(?s)--concurrency: is missing.*--context"),
+        ({"format": "int3"}, "'int3' is not known"),
+        ({"kv_dtype": "int3"}, "'int3' is not known"),
+        ({"hardware": ["nvidia_a11"]}, "did you mean 'nvidia_a10'"),
+        ({"current": "nvidia_a10"}, "is not HARDWARE x REPLICAS"),
+        ({"current": "nvidia_a10 x 0"}, "is not HARDWARE x REPLICAS"),
+        ({"sla": "ttft p95 soon"}, "is not"),
+        ({"sla": "no_such_profile"}, "no recipe or suite of that name"),
+        ({"draft": Path("/nowhere")}, "no such file or folder"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        made(**options)
+
+
+def test_a_quantized_model_has_one_format() -> None:
+    with pytest.raises(UserError, match="is quantized already"):
+        made("deepseek_v3", all_formats=True)
+    document, _ = made("deepseek_v3", hardware=["nvidia_h200"], concurrency=8)
+    assert document["format"] == "fp8_block"
+    assert document["kv_bytes_per_token"] == 61 * (512 + 64) * 2
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        planned(str(tmp_path), concurrency=1, context=1, utilization=0.9, max_batched_tokens=2048)
+
+
+# -- formats ---------------------------------------------------------------------------------
+
+
+def test_formats_by_card() -> None:
+    """The kernels are asked of the engine itself in tests/integration/test_format_support.py."""
+    cases = {
+        "nvidia_t4": ("fp16", "fp16", "int8", None, "fp16"),
+        "nvidia_a10": ("bf16", "bf16", "int8", "bf16", "bf16"),
+        "nvidia_l20": ("fp8", "bf16", "int8", "bf16", "bf16"),
+        "nvidia_h20": ("fp8", "fp8", "int8", "bf16", "bf16"),
+        "nvidia_b200": ("fp8", "fp8", None, "fp4", "bf16"),
+    }
+    formats = ("fp8_dynamic", "fp8_block", "w8a8_int8", "mxfp4", "w4a16")
+    for name, units in cases.items():
+        machine = machine_of(name)
+        assert tuple(support_of(one, machine).unit for one in formats) == units, name
+    document, _ = made(format="int8", hardware=["nvidia_b200"])
+    assert document["ruled_out"][0]["reason"] == (
+        "INFEASIBLE on NVIDIA B200: vLLM 0.32 has INT8 products below compute capability 10.0 "
+        "only; this is 10.0"
+    )
+
+
+def test_formats_of_a_cpu() -> None:
+    here = machine_of("cpu_2core")
+    old = replace(here, cpu_instructions=frozenset({"avx2"}))
+    amx = replace(here, cpu_instructions=frozenset({"avx2", "avx512", "amx"}))
+    assert support_of("w4a16", here).unit == "bf16"
+    assert "AVX-512" in support_of("w4a16", old).reason
+    assert "emulates" in support_of("fp8_dynamic", here).reason
+    assert support_of("fp8_dynamic", amx).unit == "bf16"
+    assert "no nvfp4 kernel" in support_of("nvfp4", amx).reason
+    assert support_of("w8a8_int8", old).unit == "int8"
+    document, _ = made(concurrency=1, context=512, hardware=["cpu_2core"], format="w4a16")
+    args = document["fits"][0]["engine_args"]
+    parts = document["fits"][0]["per_gpu"]
+    assert args["kv-cache-memory-bytes"] == parts["kv_bytes"] + parts["kv_slack_bytes"]
+    assert "gpu-memory-utilization" not in args and "tensor-parallel-size" not in args
+    document, status = made(concurrency=1, context=512, hardware=["cpu_2core"], tp=2)
+    assert status == 10 and "a CPU is one" in document["ruled_out"][0]["reason"]
+
+
+def test_an_fp8_cache_by_card() -> None:
+    document, _ = made(kv_dtype="fp8", hardware=["nvidia_t4", "nvidia_a10", "nvidia_h20"])
+    assert document["kv_bytes_per_token"] == 131_072 // 2
+    assert only(document["fits"], hardware="nvidia_h20")["engine_args"]["kv-cache-dtype"] == "fp8"
+    # Two cards where bf16 takes four.
+    assert only(document["fits"], hardware="nvidia_a10")["tp"] == 2
+    assert any("an FP8 KV cache" in one["reason"] for one in document["ruled_out"])
+    assert kv_problem("fp8", machine_of("cpu_2core"), mla=True, head_dim=576)
+    assert kv_problem("int8_per_token_head", machine_of("cpu_2core"), mla=False, head_dim=128)
+    assert kv_problem("bfloat16", machine_of("nvidia_t4"), mla=False, head_dim=128)
+
+
+def test_a_file_without_a_capability_rules_out_everything() -> None:
+    unknown = Machine("mine", "mine", 80 * GIB, accelerators=1)
+    assert "compute_capability" in support_of("bf16", unknown).reason
+    old = replace(unknown, capability=(7, 0))
+    assert "needs compute capability 7.5" in support_of("fp16", old).reason
+
+
+# -- cost and rank ---------------------------------------------------------------------------
+
+
+def test_costs_and_order(tmp_path: Path) -> None:
+    h20 = priced(tmp_path, "nvidia_h20", 4.0)
+    a10 = priced(tmp_path, "nvidia_a10", 0.5)
+    eight = priced(tmp_path, "nvidia_l20", 12.0, accelerators=8)
+    document, _ = made(hardware=[h20, a10, eight, "nvidia_h200"])
+    assert [fit["hardware"] for fit in document["fits"]] == [
+        "nvidia_a10",
+        "nvidia_h20",
+        "nvidia_l20",
+        "nvidia_h200",
+    ]
+    costs = [fit["cost_per_month"] for fit in document["fits"]]
+    # Four cards of a file with one; one card; two of a machine with eight; no price.
+    assert costs == [4 * 0.5 * 730, 4.0 * 730, 12.0 * 730, None]
+    assert document["fits"][0]["currency"] == "USD"
+
+
+def test_a_machine_has_no_more_gpus_than_its_file_says(tmp_path: Path) -> None:
+    two = priced(tmp_path, "nvidia_a10", 1.0, accelerators=2)
+    document, status = made(hardware=[two])
+    assert status == 10
+    assert "on each of 2 GPUs" in document["ruled_out"][-1]["reason"]
+    document, _ = made(hardware=[two], tp=4)
+    assert "the machine has 2" in document["ruled_out"][0]["reason"]
+
+
+# -- estimates -------------------------------------------------------------------------------
+
+
+def test_the_roofline_by_hand() -> None:
+    """Llama 3.1 8B on an H100: 3.35 TB/s and 989.4 TFLOPS, of which 0.75 and 0.55.
+
+    A step reads all weights but the table of embeddings (128256 x 4096) and the cache:
+        2 x (8,030,261,248 - 525,336,576) + 32 x 8192 x 131,072 = 49,369,587,712 bytes
+        / (3.35e12 x 0.75) = 19.6496 ms
+    A prompt of 8192 multiplies the layers (6,979,584,000) for each token, the head once, and
+    33,554,432 pairs in 32 layers of 32 heads of 128 and 128:
+        2 x (6,979,584,000 x 8192 + 525,336,576) + 32 x 2 x 32 x 256 x 33,554,432
+        = 131,946,740,973,568 / (989.4e12 x 0.55) = 242.473 ms
+    """
+    shape = model().shape
+    machine = machine_of("nvidia_h100")
+    parts = floor_of(shape, concurrency=32, context=8192).per_gpu
+    work = Work(shape, machine, parts, machine.compute["bf16"], tp=1)
+    step, first = decode_step(work, 32, 8192), prefill(work, 8192, 2048)
+    assert step == pytest.approx(49_369_587_712 / (3.35e12 * 0.75), rel=1e-9)
+    assert first == pytest.approx(131_946_740_973_568 / (989.4e12 * 0.55), rel=1e-9)
+    found = estimate(work, Load(32, 8192, 8192, 101, 8192), 2048)
+    assert found.tpot_ms == pytest.approx(19.6496, abs=1e-3)
+    assert found.ttft_ms == pytest.approx(242.473 + 19.6496, abs=2e-3)
+    assert found.e2el_ms == pytest.approx(262.1226 + 100 * 19.6496, abs=0.1)
+    assert found.note == "estimate, not measured"
+    # Half of the time goes to prompts: tokens come half as often, and prompts wait half a prompt.
+    half = estimate(work, Load(32, 8192, 8192, 101, 8192, rate=0.5 / first), 2048)
+    assert half.prefill_share == pytest.approx(0.5)
+    assert half.tpot_ms == pytest.approx(2 * 19.6496, abs=2e-3)
+    assert half.ttft_ms == pytest.approx(242.473 * 1.5 + 19.6496, abs=2e-3)
+    assert estimate(work, Load(32, 8192, 8192, 101, 8192, rate=2 / first), 2048).tpot_ms == math.inf
+
+
+def test_experts_that_no_token_asks_are_not_read() -> None:
+    """Mixtral: 2 of 8 experts. One token reads a quarter of them, 64 tokens all but nothing."""
+    shape = model("mixtral_8x7b").shape
+    machine = machine_of("nvidia_h200")
+    parts = floor_of(shape, concurrency=1, context=16, tp=2).per_gpu
+    work = Work(shape, replace(machine, link=None), parts, machine.compute["bf16"], tp=1)
+    one, many = decode_step(work, 1, 16), decode_step(work, 64, 16)
+    assert one is not None and many is not None and machine.bandwidth is not None
+    experts = sum(weight.parameters for weight in shape.weights if weight.count > weight.active)
+    table = shape.vocab * shape.hidden
+    read = (shape.parameters - table - 0.75 * experts) / shape.parameters
+    cache = 16 * parts.kv_bytes_per_token
+    expected = (parts.weights_bytes * read + cache) / (machine.bandwidth * 0.75)
+    assert one == pytest.approx(expected, rel=1e-9)
+    assert many > 3 * one
+
+
+def test_two_gpus_pay_for_adding_up() -> None:
+    """64 all-reduces of 32 x 4096 x 2 bytes: 1 x the bytes over 450 GB/s x 0.7, and 20 us each."""
+    shape = model().shape
+    machine = machine_of("nvidia_h100")
+    parts = floor_of(shape, concurrency=32, context=8192, tp=2).per_gpu
+    work = Work(shape, machine, parts, machine.compute["bf16"], tp=2)
+    alone = Work(shape, replace(machine, link=1e30), parts, machine.compute["bf16"], tp=2)
+    step, free = decode_step(work, 32, 8192), decode_step(alone, 32, 8192)
+    assert step is not None and free is not None
+    assert step - free == pytest.approx(64 * 32 * 4096 * 2 / (450e9 * 0.7), rel=1e-6)
+
+
+def test_without_a_number_there_is_no_estimate() -> None:
+    document, _ = made(hardware=["nvidia_rtx_3090"], sla="tpot p95 10ms")
+    fit = document["fits"][0]
+    assert fit["estimate"]["tpot_ms"] is None
+    assert fit["estimate"]["note"] == "no estimate: hardware nvidia_rtx_3090 has no compute"
+    assert any("not compared with the SLA" in note for note in document["notes"])
+
+
+# -- traffic and limits ----------------------------------------------------------------------
+
+
+def lengths(mean: float, p5: int, p95: int, most: int) -> dict[str, float]:
+    return {
+        "mean": mean, "min": 1, "p5": p5, "p50": mean, "p90": p95, "p95": p95, "p99": most,
+        "max": most,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    """As `pilotage profile` writes it: 143 in flight, prompts to 2000 and answers to 450 tokens."""
+    content = {
+        "kind": "traffic",
+        "description": "made by hand",
+        "requests": 1000,
+        "prompt_tokens": lengths(900, 100, 2000, 12_000),
+        "output_tokens": lengths(180, 20, 450, 2000),
+        "main_range": {
+            "percents": [5, 95], "prompt_tokens": [100, 2000], "output_tokens": [20, 450],
+            "share_of_requests": 0.83, "share_of_prompt_tokens": 0.7,
+            "share_of_output_tokens": 0.75,
+        },
+        "peak_concurrency": 310,
+        "stable_peak_concurrency": 142.3,
+        "mean_rate": 8.0, "peak_rate": 22.0, "peak_rate_at": None, "rate_by_hour": {9: 20.0},
+        "hours": [],
+        "burstiness": {"gap_cv": 1.2, "dispersion": 1.3, "load": 0.7, "load_from": "gaps"},
+        "concurrency": {
+            "definition": "d", "window_s": 60, "step_s": 10, "requests": 1000, "without_end": 0,
+            "latency_from": "l",
+        },
+        "latency_s": None, "ttft_s": None, "shared_prefix": None, "segments": [], "scenarios": {},
+        "period": {
+            "first": "2026-01-01T00:00:00", "last": "2026-01-02T00:00:00", "span_s": 86400,
+            "timezone": "UTC", "timezone_from": "x", "resolution_s": 1, "days": 1, "gap_days": 0,
+        },
+        "rows": {"read": 1000, "kept": 1000, "left_out": {}, "examples": []},
+        "sources": [], "notes": [],
+    }  # fmt: skip
+    path = tmp_path / "traffic.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_traffic_gives_the_main_range_and_not_the_extremes(traffic: Path) -> None:
+    document, status = made(
+        "qwen2_5_7b", concurrency=None, context=None, traffic=traffic, hardware=["nvidia_l20"]
+    )
+    assert status == 0
+    assert (document["concurrency"], document["context"]) == (143, 2450)
+    fit = document["fits"][0]
+    # The longest request is answered, too.
+    assert fit["engine_args"]["max-model-len"] == 14_000
+    # One would hold them in memory, and not keep up with their prompts: 22 x 900 tokens a second.
+    assert fit["max_concurrency"] > 143 and fit["replicas"] == 4
+    assert document["extremes"]["concurrency"] == 310
+    assert document["extremes"]["context"] == 14_000
+    assert document["extremes"]["floor_bytes"] > 5 * document["floor_bytes"]
+    # Flags go before the profile.
+    document, _ = made("qwen2_5_7b", concurrency=10, context=None, traffic=traffic)
+    assert (document["concurrency"], document["context"]) == (10, 2450)
+
+
+def test_limits_make_replicas(traffic: Path, tmp_path: Path) -> None:
+    a10 = priced(tmp_path, "nvidia_a10", 1.0)
+    asked = {"concurrency": None, "context": None, "traffic": traffic, "hardware": [a10]}
+    sla = "ttft p95 1500ms, tpot p95 60ms"
+    document, _ = made("qwen2_5_7b", **asked, sla=sla, current=f"{a10} x 40")
+    assert document["sla_ms"] == {"ttft": 1500, "tpot": 60}
+    best = document["fits"][0]
+    assert best["replicas"] > math.ceil(143 / best["max_concurrency"])
+    for fit in document["fits"]:
+        assert fit["estimate"]["tpot_ms"] <= 60 and fit["estimate"]["ttft_ms"] <= 1500
+        assert fit["engine_args"]["max-num-seqs"] == math.ceil(143 / fit["replicas"])
+        assert fit["machines"] == fit["replicas"] * fit["tp"]
+    now = document["current"]
+    assert now["needed"] == best["machines"] and now["unneeded"] == 40 - best["machines"]
+    assert now["saving_per_month"] == (40 - best["machines"]) * 730
+    # What no number of replicas reaches is ruled out, as an estimate.
+    document, status = made("qwen2_5_7b", **asked, sla="tpot p95 1ms")
+    assert status == 10
+    reason = document["ruled_out"][0]["reason"]
+    assert reason.startswith("estimate, not measured: with 143 replicas of 4 GPUs tpot")
+
+
+def test_a_profile_without_ends_of_requests(traffic: Path) -> None:
+    content = yaml.safe_load(traffic.read_text()) | {"stable_peak_concurrency": None}
+    traffic.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="stable_peak_concurrency: is null"):
+        made("qwen2_5_7b", concurrency=None, context=None, traffic=traffic)
+    traffic.write_text(yaml.safe_dump(content | {"requests": 0, "odd": 1}))
+    with pytest.raises(UserError) as at:
+        made("qwen2_5_7b", concurrency=4, context=None, traffic=traffic)
+    assert len(at.value.problems) == 2
+
+
+def test_limits_of_our_own_suites(tmp_path: Path) -> None:
+    assert limits_of("customer_service_nvidia_a10") == {"ttft": 800, "e2el": 10_000, "tpot": 60}
+    assert limits_of("demo") == {"e2el": 1000}
+    assert limits_of("e2el p99 2s, ITL p95 40ms") == {"e2el": 2000, "itl": 40}
+    assert limits_of(None) == {}
+    with pytest.raises(UserError, match="has no limit"):
+        limits_of("retention_hit_rate")
+
+
+# -- the whole -------------------------------------------------------------------------------
+
+
+def test_every_machine_is_either_in_or_out() -> None:
+    """Each named once for each format, whatever the model."""
+    machines = machines_of([])
+    for name in ("llama_3_1_8b", "qwen3_32b", "gemma_3_27b", "mixtral_8x7b", "deepseek_v3"):
+        found = plan(model(name), machines, Demand(8, 4096, 4096), Wish(), Limits())
+        named = {one.machine.name for one in (*found.fits, *found.ruled_out)}
+        assert named == {machine.name for machine in machines}
+        assert list(found.fits) == sorted(found.fits, key=lambda one: one.rank)
+
+
+def test_the_table_for_people(traffic: Path) -> None:
+    words = ["plan", "--model", str(CONFIGS / "qwen2_5_7b.json"), "--traffic", str(traffic)]
+    done = CliRunner().invoke(app, [*words, "--all-formats", "--sla", "tpot p95 60ms"])
+    assert done.exit_code == 0, done.output
+    assert "estimate, not measured" in done.output
+    assert "sized by the extremes (310 sequences of 14000 tokens)" in done.output
+    assert "Of each hardware and format the cheapest" in done.output
+    assert "Ruled out:" in done.output and "INFEASIBLE on Tesla T4" in done.output
