@@ -1,0 +1,83 @@
+"""Headers of safetensors files, and the bytes of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.checkpoint_weights import weights_of_checkpoint
+from registry.errors import Problem, UserError
+from registry.memory_floor import floor_of
+from registry.model_shapes import shape_of
+from registry.safetensors_headers import read_header, tensors
+from tests.unit.shape_builders import small_config
+
+
+def written(path: Path, header: Any, data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def entry(dtype: str, shape: list[int], first: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, end]}
+
+
+TWO = {
+    "__metadata__": {"format": "pt"},
+    "a": entry("BF16", [2, 3], 0, 12),
+    "b": entry("F32", [2], 12, 20),
+}
+
+
+def test_where_tensors_lie(tmp_path: Path) -> None:
+    file = written(tmp_path / "model.safetensors", TWO, bytes(range(20)))
+    found = tensors(tmp_path)
+    assert {name: (one.dtype, one.shape, one.size) for name, one in found.items()} == {
+        "a": ("BF16", (2, 3), 12),
+        "b": ("F32", (2,), 8),
+    }
+    one = found["b"]
+    assert file.read_bytes()[one.start : one.start + one.size] == bytes(range(12, 20))
+
+
+def test_a_folder_without_files_has_no_tensors(tmp_path: Path) -> None:
+    assert tensors(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "said"),
+    [
+        (TWO, bytes(19), "is cut or has something added"),
+        ({"a": entry("BF16", [2, 3], 0, 13)}, bytes(13), "takes 12 bytes, the file has 13"),
+        ({"a": entry("BF16", [1], 4, 6)}, bytes(6), "begins at byte 4"),
+        ({"a": {"dtype": "BF16"}}, b"", "is no tensor's entry"),
+        ([], b"", "is no JSON object"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, header: Any, data: bytes, said: str) -> None:
+    file = written(tmp_path / "model.safetensors", header, data)
+    problem = read_header(file)
+    assert isinstance(problem, Problem) and said in problem.what
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        tensors(tmp_path)
+
+
+def test_bytes_of_a_checkpoint_are_those_of_its_tensors(tmp_path: Path) -> None:
+    written(tmp_path / "model-1.safetensors", TWO, bytes(20))
+    written(tmp_path / "model-2.safetensors", {"c": entry("BF16", [4], 0, 8)}, bytes(8))
+    found = weights_of_checkpoint(tmp_path)
+    assert (found.tensor_bytes, found.exact) == (28, True)
+    assert found.by_dtype == {"BF16": 20, "F32": 8}
+
+
+def test_a_model_that_is_not_here_is_counted_from_its_configuration(tmp_path: Path) -> None:
+    config = small_config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = weights_of_checkpoint(tmp_path)
+    shape = shape_of(config, "config.json")
+    assert (found.tensor_bytes, found.exact) == (2 * shape.parameters, False)
+    assert found.tensor_bytes == floor_of(shape, concurrency=1, context=1).total.weights_bytes
