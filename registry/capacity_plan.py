@@ -168,6 +168,8 @@ def _one(
     share = math.ceil(demand.concurrency / replicas)
     floor = floor_of(shape, concurrency=share, context=demand.context, **how)
     kv_dtype = kv_dtype_of(shape, wish.kv_dtype, named_format(asked, shape))
+    peak = math.ceil((demand.peak or demand.concurrency) / replicas)
+    sequences = max(share, min(most, peak))
     notes = [support.note] if support.note else []
     if not own and name not in ("bf16", "fp16"):
         notes.append(f"needs a checkpoint in {name}, which this one is not")
@@ -179,7 +181,9 @@ def _one(
         kv_dtype=kv_dtype,
         floor=floor,
         max_concurrency=most,
-        engine_args=engine_args(machine, support, demand, wish, tp, share, floor, kv_dtype, name),
+        engine_args=engine_args(
+            machine, support, demand, wish, tp, sequences, floor, kv_dtype, name
+        ),
         replicas=replicas,
         machines=_machines(machine, tp * wish.pp, replicas),
         estimate=found,
@@ -255,7 +259,7 @@ def engine_args(
     demand: Demand,
     wish: Wish,
     tp: int,
-    concurrency: int,
+    sequences: int,
     floor: MemoryFloor,
     kv_dtype: str,
     format: str,
@@ -267,8 +271,8 @@ def engine_args(
     """
     args: dict[str, int | float | str] = {
         "max-model-len": demand.longest,
-        "max-num-seqs": concurrency,
-        "max-num-batched-tokens": max(wish.max_batched_tokens, concurrency),
+        "max-num-seqs": sequences,
+        "max-num-batched-tokens": max(wish.max_batched_tokens, sequences),
     }
     if machine.is_cpu:
         parts = floor.per_gpu

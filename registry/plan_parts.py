@@ -31,13 +31,15 @@ class Demand:
     """What is asked of all replicas together.
 
     `context` is what the memory is reserved for, of each sequence; `longest` what a request may
-    have (`max-model-len`). The rest is for estimates: `prompt` (None: it fills the context),
-    `output` and `mean_prompt` in tokens, `rate` in requests/s.
+    have (`max-model-len`), `peak` the most that is ever in flight: an engine takes them where its
+    cache has room. The rest is for estimates: `prompt` (None: it fills the context), `output` and
+    `mean_prompt` in tokens, `rate` in requests/s.
     """
 
     concurrency: int
     context: int
     longest: int
+    peak: int | None = None
     prompt: float | None = None
     output: float | None = None
     mean_prompt: float | None = None

@@ -178,8 +178,9 @@ def _notes(made: Plan, limits: Limits) -> list[str]:
             f"{', '.join(unpriced)}: cost_per_month is null, and they are ranked by GPUs times "
             "memory"
         )
+    cheapest = {(one.machine.name, one.format): one for one in reversed(made.fits)}.values()
     single = sorted(
-        {one.machine.name for one in made.fits if one.tp * one.pp > one.machine.accelerators > 0}
+        {one.machine.name for one in cheapest if one.tp * one.pp > one.machine.accelerators > 0}
     )
     if single:
         notes.append(

@@ -141,7 +141,8 @@ def _from_traffic(
 
     Concurrency: the stable peak. Memory for each sequence: the longest prompt and the longest
     answer of the main range together. `max-model-len`: the longest request there was, so that it
-    is answered and not refused; when many of those come at once, they wait.
+    is answered and not refused; when many of those come at once, they wait. `max-num-seqs`: the
+    peak, as far as the cache holds it.
     """
     main = profile.main_range
     notes = []
@@ -175,7 +176,9 @@ def _from_traffic(
         f"({main.share_of_requests:.0%} of the requests lie in the main range of {low:g} to "
         f"{high:g})"
     )
+    peak = profile.peak_concurrency
     demand = Demand(
+        peak=peak,
         concurrency=concurrency,
         context=context,
         longest=longest,
@@ -185,7 +188,6 @@ def _from_traffic(
         mean_output=profile.output_tokens.mean,
         rate=rate,
     )
-    peak = profile.peak_concurrency
     extreme = None if peak is None else Demand(max(peak, concurrency), longest, longest)
     return Asked(demand, source, tuple(notes), extreme)
 

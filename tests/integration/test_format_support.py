@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from registry.capacity_plan import plan
 from registry.format_support import kv_problem, support_of
+from registry.json_files import json_object
 from registry.machines import Machine
-from registry.settings import settings
+from registry.model_shapes import shape_of
+from registry.plan_parts import Demand, Limits, Model, Wish
+from registry.settings import CHECKOUT, settings
+from tasks.capacity_inputs import machine_of
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)]
 
@@ -73,8 +78,17 @@ def mixed(capability, types=scalar_types.uint4b8):
     marlin = marlin_utils.check_marlin_supported(types, 128, device_capability=number)
     return {"names": names, "marlin": marlin}
 
-answer = {}
-for capability in json.load(sys.stdin):
+asked = json.load(sys.stdin)
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+answer = {"parsed": []}
+for given in asked["commands"]:
+    words = [word for name, value in given.items() for word in ("--" + name, str(value))]
+    read = vars(parser.parse_args(["m", *words]))
+    names = [name.replace("-", "_") for name in given]
+    answer["parsed"].append({name: str(read[name]) for name in names})
+for capability in asked["capabilities"]:
     on(capability)
     dtypes = CudaPlatformBase.supported_dtypes.fget(platform)
     answer[str(capability)] = {
@@ -113,6 +127,20 @@ print("ANSWER" + json.dumps(answer))
 """
 
 
+def planned_commands() -> list[dict[str, Any]]:
+    """Engine arguments of plans on a card, on two, with a float16 baseline, and on a CPU."""
+    path = CHECKOUT / "tests" / "data" / "model_configs" / "llama_3_1_8b.json"
+    model = Model(shape_of(json_object(path), str(path)), "llama")
+    machines = [machine_of(name) for name in ("nvidia_h20", "nvidia_t4", "nvidia_a10")]
+    demand = Demand(32, 8192, 8192)
+    found = list(plan(model, machines, demand, Wish(), Limits()).fits)
+    found += plan(model, machines, demand, Wish(kv_dtype="fp8", pp=2), Limits()).fits
+    small = Demand(1, 512, 512)
+    here = [machine_of("cpu_2core")]
+    found += plan(model, here, small, Wish(formats=("w4a16",)), Limits()).fits
+    return [fit.engine_args for fit in found]
+
+
 @pytest.fixture(scope="module")
 def engine() -> dict[str, Any]:
     """One process of the serve environment for all of it: its imports take ten seconds."""
@@ -121,7 +149,7 @@ def engine() -> dict[str, Any]:
         pytest.skip("no serve environment: `make env` builds it")
     done = subprocess.run(
         [python, "-c", ASK],
-        input=json.dumps(CAPABILITIES),
+        input=json.dumps({"capabilities": CAPABILITIES, "commands": planned_commands()}),
         capture_output=True,
         text=True,
         timeout=300,
@@ -209,3 +237,11 @@ def test_an_fp8_kv_cache(engine: dict[str, Any]) -> None:
     assert engine["attention"]["triton_floor"] == 89
     assert engine["attention"]["flash_attn_2"] is False
     assert engine["attention"]["flashinfer_heads"] == [64, 128, 256, 512]
+
+
+def test_the_engine_reads_the_planned_arguments(engine: dict[str, Any]) -> None:
+    commands = planned_commands()
+    names = set().union(*commands)
+    assert {"dtype", "kv-cache-dtype", "pipeline-parallel-size", "kv-cache-memory-bytes"} <= names
+    for given, read in zip(commands, engine["parsed"], strict=True):
+        assert read == {name.replace("-", "_"): str(value) for name, value in given.items()}
