@@ -175,10 +175,3 @@ class TrafficProfile(Written):
     rows: Rows
     sources: list[Source]
     notes: list[str]
-
-
-def load_traffic(path: str) -> TrafficProfile:
-    """Of a file that `pilotage profile --out` wrote. Raises `UserError`."""
-    from recipes import loader
-
-    return loader.load(path if "/" in path else f"./{path}", "traffic", TrafficProfile)

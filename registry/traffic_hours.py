@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.traffic_requests import MICRO, Ints
+from registry.traffic_requests import CHUNK, MICRO, Ints, binned
 
 QUARTER = 900 * MICRO
 BIN_S = 10
@@ -23,7 +23,6 @@ LEAST_SECONDS = 60.0
 
 FEWEST_GAPS = 10
 MOST_BINS = 40_000_000
-CHUNK = 1_000_000
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +52,7 @@ def arrivals_of(arrived: Ints, zone: tzinfo) -> Arrivals:
     ordered = np.sort(arrived)
     first, last = int(ordered[0]), int(ordered[-1])
     begin = first // QUARTER
-    counts = np.bincount(ordered // QUARTER - begin)
+    counts = binned(ordered, begin * QUARTER, QUARTER).astype(np.int64)
     filled = np.flatnonzero(counts)
     local = [_local((begin + int(quarter)) * QUARTER, zone) for quarter in filled]
     hour_of = dict(zip(filled.tolist(), (one.hour for one in local), strict=True))
@@ -118,7 +117,7 @@ def _dispersion(ordered: Ints, begin: int, first: int, last: int) -> dict[int, f
     quarters = last // QUARTER - begin + 1
     if quarters * per > MOST_BINS:
         return {}
-    bins = np.bincount(ordered // (BIN_S * MICRO) - begin * per, minlength=quarters * per)
+    bins = binned(ordered, begin * QUARTER, BIN_S * MICRO, count=quarters * per)
     table = bins.reshape(quarters, per)
     means = table.mean(axis=1)
     starts = (begin + np.arange(quarters)) * QUARTER
@@ -168,6 +167,7 @@ def _usable_cv(
 
 def _resolution(ordered: Ints) -> float:
     for unit, seconds in ((MICRO, 1.0), (1000, 0.001)):
-        if not (ordered % unit).any():
+        parts = (ordered[at : at + CHUNK] for at in range(0, len(ordered), CHUNK))
+        if not any((part % unit).any() for part in parts):
             return seconds
     return 1e-6

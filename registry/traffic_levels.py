@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.traffic_requests import MICRO, NO_TIME, Ints
+from registry.traffic_requests import CHUNK, MICRO, NO_TIME, Ints, binned
 
 Floats = NDArray[np.float64]
 STEPS = 60
@@ -53,11 +53,7 @@ def levels_of(arrived: Ints, latency: Ints, window_s: float) -> Levels:
     starts = np.sort(arrived)
     ends = arrived + latency
     ends.sort()
-    # Of several that start at once the last one counts all of them.
-    in_flight = np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, side="right")
-    at = int(np.argmax(in_flight))
-    peak, peak_at = int(in_flight[at]), int(starts[at])
-    del in_flight
+    peak, peak_at = _peak(starts, ends)
     begin, span = int(starts[0]), int(ends[-1] - starts[0])
     area = float(latency.sum())
     window = round(window_s * MICRO)
@@ -67,12 +63,22 @@ def levels_of(arrived: Ints, latency: Ints, window_s: float) -> Levels:
     step = window // STEPS
     stable = _largest(areas_of(starts, ends, step), step, begin)
     del starts, ends
-    little = _largest(_bincount((arrived - begin) // step, latency), step, begin)
+    little = _largest(binned(arrived, begin, step, latency), step, begin)
     return Levels(peak, peak_at, stable, area / span, little, STEPS * step / MICRO)
 
 
-def _bincount(numbers: Ints, weights: Ints) -> Floats:
-    return np.bincount(numbers, weights.astype(float)).astype(float)
+def _peak(starts: Ints, ends: Ints) -> tuple[int, int]:
+    """The most in flight at once, and when first; both in order."""
+    peak, peak_at = 0, int(starts[0])
+    for at in range(0, len(starts), CHUNK):
+        part = starts[at : at + CHUNK]
+        # Of several that start at once the last one counts all of them.
+        begun = np.arange(at + 1, at + len(part) + 1)
+        in_flight = begun - np.searchsorted(ends, part, side="right")
+        most = int(np.argmax(in_flight))
+        if in_flight[most] > peak:
+            peak, peak_at = int(in_flight[most]), int(part[most])
+    return peak, peak_at
 
 
 def areas_of(starts: Ints, ends: Ints, step: int) -> Floats:
@@ -81,19 +87,23 @@ def areas_of(starts: Ints, ends: Ints, step: int) -> Floats:
     What was in flight when the step began, for all of it; what starts within, from then to the
     step's end; less what ends within, from then on.
     """
-    begin = starts[0]
-    count = int((ends[-1] - begin) // step) + 1
-
-    def counted(times: Ints) -> tuple[Floats, Floats]:
-        number, within = np.divmod(times - begin, step)
-        left = np.bincount(number, (step - within).astype(float), minlength=count)
-        return np.bincount(number, minlength=count).astype(float), left.astype(float)
-
-    begun, begun_left = counted(starts)
-    ended, ended_left = counted(ends)
+    begin = int(starts[0])
+    count = (int(ends[-1]) - begin) // step + 1
+    begun, begun_left = _begun(starts, begin, step, count)
+    ended, ended_left = _begun(ends, begin, step, count)
     before = np.concatenate([[0.0], np.cumsum(begun - ended)[:-1]])
-    areas: Floats = before * step + begun_left - ended_left
-    return areas
+    return before * step + begun_left - ended_left
+
+
+def _begun(times: Ints, begin: int, step: int, count: int) -> tuple[Floats, Floats]:
+    """How many times lie in each step, and the sum of what of the step is left after them."""
+    number = np.zeros(count)
+    left = np.zeros(count)
+    for at in range(0, len(times), CHUNK):
+        where, within = np.divmod(times[at : at + CHUNK] - begin, step)
+        number += np.bincount(where, minlength=count)
+        left += np.bincount(where, (step - within).astype(float), minlength=count)
+    return number, left
 
 
 def _largest(areas: NDArray[np.float64], step: int, begin: int) -> Window:
@@ -118,5 +128,5 @@ def peak_rate(arrived: Ints, window_s: float) -> Window | None:
     if span <= window:
         return Window(len(arrived) / span * MICRO, begin)
     step = window // STEPS
-    found = _largest(np.bincount((arrived - begin) // step).astype(float), step, begin)
+    found = _largest(binned(arrived, begin, step), step, begin)
     return Window(found.value * MICRO, found.begin)

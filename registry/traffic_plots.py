@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from registry import plot_style as style
 from registry.traffic_levels import areas_of
-from registry.traffic_requests import MICRO, NO_TIME, Requests
+from registry.traffic_requests import MICRO, NO_TIME, Requests, binned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,7 @@ def in_flight(requests: Requests, latency: NDArray[Any] | None, what: Drawn) -> 
         ends = np.sort(requests.arrived[known] + latency[known])
         begin, last = min(begin, int(starts[0])), max(last, int(ends[-1]))
     step = max(MICRO, -(-(last - begin) // POINTS))
-    counts = np.bincount((requests.arrived - begin) // step)
+    counts = binned(requests.arrived, begin, step)
     _line(panels[0], counts / step * MICRO, begin, step, what.zone, style.BLUE, "arrivals")
     panels[0].set_ylabel("requests/s", fontsize=9)
     if latency is not None:

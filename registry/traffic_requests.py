@@ -11,8 +11,27 @@ Ints = NDArray[np.int64]
 MICRO = 1_000_000
 """Microseconds of a second. Times and durations are whole microseconds: their sums are exact."""
 
+CHUNK = 1_000_000
+"""Times that are worked on at once: what is made of them on the way stays small."""
+
 NO_TIME = -1
 """A duration that the log does not say."""
+
+
+def binned(
+    times: Ints, begin: int, step: int, weights: Ints | None = None, count: int = 0
+) -> NDArray[np.float64]:
+    """How many times lie in each step from `begin` on, or the sums of their weights.
+
+    At least `count` steps. Sums of whole numbers are exact up to 2^53, so their order is none.
+    """
+    count = max(count, (int(times.max()) - begin) // step + 1)
+    found = np.zeros(count)
+    for at in range(0, len(times), CHUNK):
+        part = (times[at : at + CHUNK] - begin) // step
+        weighed = None if weights is None else weights[at : at + CHUNK].astype(float)
+        found += np.bincount(part, weighed, minlength=count)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
