@@ -22,12 +22,13 @@ BLOCK = 16
 MAX_BATCHED_TOKENS = 2048
 """vLLM's `max-num-batched-tokens` on a GPU of less than 70 GiB; 8192 on a larger one."""
 
+FP8_KV = ("fp8", "fp8_e4m3", "fp8_e5m2")
+"""With one scale for a whole layer."""
+
 _WIDTHS = {
     "bfloat16": 2,
     "float16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
+    **dict.fromkeys(FP8_KV, 1),
     "int8_per_token_head": 1,
     "fp8_per_token_head": 1,
 }

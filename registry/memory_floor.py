@@ -16,6 +16,7 @@ from registry.errors import UserError
 from registry.gpu_shares import check_split, padding_of, share_of
 from registry.kv_cache import (
     BLOCK,
+    FP8_KV,
     MAX_BATCHED_TOKENS,
     Pool,
     kv_dtype_of,
@@ -51,7 +52,8 @@ class Parts:
     weights_bytes: int
     """The target's tensors in the format, scales included; copies on several GPUs each time."""
     engine_bytes: int
-    """What the engine adds to them: padding of the vocabulary, MLA's decompressed matrices."""
+    """What the engine adds to them: padding of the vocabulary, MLA's decompressed matrices, the
+    scales of an FP8 cache."""
     kv_bytes_per_token: int
     kv_bytes: int
     """Blocks of all sequences at the full context, the target's share of them."""
@@ -237,6 +239,9 @@ class _Plan:
         weights = sum(_bytes(one, form, shape, tp, self.width, index) for index, one in placed)
         engine = sum(padding_of(one, tp) * self.width for _, one in placed)
         engine += sum(layer.latent_copy // tp * self.width for _, layer in here)
+        if kv_name in FP8_KV:
+            # A float32 for K and one for V of each layer.
+            engine += len(here) * 2 * FLOAT32
         kv = sum(token_bytes(layer, kv_name, tp) for _, layer in here)
         if draft is None or not last:
             return weights, engine, kv, 0, 0
@@ -255,8 +260,9 @@ class _Plan:
         kv = concurrency * self.pool.held(self.context) * block
         alone = concurrency * self.target_pool.held(self.context)
         target_kv = min(kv, alone * self.target_pool.block_bytes(stage))
-        # A slack of blocks that depends on the batch in flight, not on the concurrency.
-        slack = block * (1 + _extra(self.pool, self.context, self.batch))
+        # With asynchronous scheduling, the default, one batch more than there are stages.
+        in_flight = (self.pp + 1) * self.batch
+        slack = block * (1 + _extra(self.pool, self.context, in_flight))
         activations = self._activations(stage, concurrency)
         graphs = 0 if self.eager else _graphs(self.stages.count(stage), concurrency)
         without = weights + engine + kv + slack + draft_weights + activations + graphs
