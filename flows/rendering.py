@@ -128,7 +128,7 @@ def _approval_lines(asked: str) -> list[str]:
     if os.environ.get("PREFECT_API_URL"):
         how = "in the form of its run of promote/on-candidate (where `pilotage deploy` was run), or"
     else:
-        how = "no form will come, as no Prefect server runs; without a yes the next release asks:"
+        how = "no form will come, as no Prefect server runs. To say yes:"
     return [
         f"awaits approval: {asked}; {how}",
         f'  {_tool("pilotage")} promote {asked} --approve --reason "..."',

@@ -33,7 +33,7 @@ from tasks.deploy_file import (
     read_deploy_file,
 )
 from tasks.service_notes import SERVER, only_one, read_note
-from tasks.services import prefect_client
+from tasks.worker_health import prefect_client
 
 DEPLOY_SECONDS = 600.0
 

@@ -17,11 +17,9 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
 
 import psutil
 
@@ -37,6 +35,7 @@ from tasks.engines.subprocesses import (
     identity,
     last_lines,
     marked,
+    wait_until,
 )
 from tasks.progress import LOG
 from tasks.service_notes import (
@@ -48,6 +47,7 @@ from tasks.service_notes import (
     remove_note,
     write_note,
 )
+from tasks.worker_health import hangs, has_polled
 
 HOST = "127.0.0.1"
 MLFLOW = "mlflow"
@@ -59,6 +59,7 @@ _RETENTION = {
 }
 """Runs that ended longer ago go, so that the database stays small (`maintain` looks)."""
 _ORIGINS = "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"
+_CSRF = "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"
 _DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 _LOG_BYTES = 50 << 20
 """A log that is larger when its service starts goes aside, once."""
@@ -78,6 +79,8 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     with_secrets: bool = False
     """Only for workers: a flow run asks teachers and judges."""
+    hangs: Callable[[], str] = lambda: ""
+    """Since when a live process has not worked; empty where it works. Asked beside its server."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,14 @@ def up(own_api: str = "") -> list[Started]:
         try:
             for service in wanted:
                 note, serves = before[service.name]
-                if note is not None and serves:
+                since = service.hangs() if note is not None and serves else ""
+                if note is not None and serves and not since:
                     done.append(_line(note, "runs already"))
                     continue
                 was = "started" if note is None else "started again"
+                if note is not None and since:
+                    _kill_hung(note, since)
+                    was = "hung, started again"
                 fresh.append(service.name)
                 done.append(_line(_start(service, note), was))
         except BaseException:
@@ -182,6 +189,8 @@ def _server() -> Service:
             "PREFECT_SERVER_API_PORT": str(port),
             # Its own pages only: by default any page that a browser here shows may read it.
             _ORIGINS: os.environ.get(_ORIGINS, f"{url},http://localhost:{port}"),
+            # A page of another site can send a request, and cannot know a token for it.
+            _CSRF: os.environ.get(_CSRF, "true"),
             # A server that is started again knows which runs hold which slots.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                 "prefect.server.concurrency.lease_storage.filesystem"
@@ -200,7 +209,7 @@ def _worker(pool: str, api: str) -> Service:
     return Service(
         worker_name(pool),
         [sys.executable, "-m", "prefect", "--no-prompt", *words],
-        lambda note: _polls(api, pool, name, note),
+        lambda note: has_polled(api, pool, name, note),
         url=redacted(api),
         env={
             "PREFECT_API_URL": api,
@@ -213,6 +222,7 @@ def _worker(pool: str, api: str) -> Service:
             "PILOTAGE_CHECKOUT": str(CHECKOUT),
         },
         with_secrets=True,
+        hangs=lambda: hangs(api, pool, name),
     )
 
 
@@ -270,7 +280,7 @@ def _found(service: Service) -> tuple[Note | None, bool]:
 def _serves(service: Service, note: Note) -> bool:
     """Whether a live process still does its work; some patience, the machine may be busy.
 
-    A worker that lives goes on by itself as soon as the server answers.
+    A worker that lives goes on by itself as soon as the server answers; then it is asked (`hangs`).
     """
     if service.port is None:
         return True
@@ -347,6 +357,19 @@ def _check_port(service: Service) -> None:
             ) from None
 
 
+def _kill_hung(note: Note, since: str) -> None:
+    """End the process of a worker that hangs, and no run below it: they go on without it.
+
+    By the hard signal: a polite one would have to be heard, and would end its runs as well.
+    """
+    LOG.warning("%s (process %d) hangs: no heartbeat since %s; killed", note.name, note.pid, since)
+    with suppress(psutil.NoSuchProcess):
+        front = psutil.Process(note.pid)
+        front.kill()
+    if not wait_until(lambda: not note.alive, settings().stop_grace, every=0.05):
+        raise InfrastructureError(f"{note.name}: process {note.pid} outlives SIGKILL; reboot")
+
+
 def _end(note: Note) -> None:
     """End a service with everything below it, and forget it."""
     for _ in range(2):  # the second time: what was started while the first went on
@@ -393,30 +416,3 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError, ValueError):
         return False
-
-
-@contextmanager
-def prefect_client(api: str) -> Iterator[Any]:
-    """A client of that server. Prefect must not have been asked for another one before."""
-    os.environ["PREFECT_API_URL"] = api
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        yield client
-
-
-def _polls(api: str, pool: str, name: str, note: Note) -> bool:
-    """Whether this worker, and not one before it of the same name, has asked for work."""
-    with prefect_client(api) as client:
-        import httpx
-        from prefect.exceptions import ObjectNotFound
-
-        try:
-            workers = client.read_workers_for_work_pool(pool)
-        except (ObjectNotFound, httpx.HTTPError):
-            return False
-    born = datetime.fromtimestamp(psutil.Process(note.pid).create_time(), UTC)
-    return any(
-        worker.name == name and worker.last_heartbeat_time and worker.last_heartbeat_time > born
-        for worker in workers
-    )

@@ -298,6 +298,11 @@ def test_no_page_of_somebody_else_may_ask_our_server(monkeypatch: pytest.MonkeyP
     assert module.services()[0].env[origins] == wanted
     monkeypatch.setenv(origins, "https://prefect.example.com")
     assert module.services()[0].env[origins] == "https://prefect.example.com"
+    tokens = "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"
+    monkeypatch.delenv(tokens, raising=False)
+    assert module.services()[0].env[tokens] == "true"
+    monkeypatch.setenv(tokens, "false")
+    assert module.services()[0].env[tokens] == "false"
 
 
 @pytest.mark.parametrize(
