@@ -146,7 +146,8 @@ def _gap_cv2(ordered: Ints, begin: int, quarters: int) -> tuple[Floats, Floats, 
         total += np.bincount(where, gaps, minlength=quarters)
         squares += np.bincount(where, gaps * gaps, minlength=quarters)
     mean = np.divide(total, number, out=np.zeros(quarters), where=number > 0)
-    spread = (squares - number * mean * mean) / np.maximum(number - 1, 1)
+    # Of even gaps rounding leaves a little, of either sign.
+    spread = np.maximum(squares - number * mean * mean, 0) / np.maximum(number - 1, 1)
     cv2 = np.divide(spread, mean * mean, out=np.zeros(quarters), where=mean > 0)
     return number, mean, cv2
 

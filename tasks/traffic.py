@@ -247,16 +247,16 @@ def _concurrency(
 
 def _burstiness(arrivals: Arrivals, notes: list[str]) -> Burstiness:
     cv, dispersion = arrivals.gap_cv, arrivals.dispersion
-    if cv:
-        load, source = 1 / cv**2, "gap_cv"
-    elif dispersion:
-        load, source = 1 / dispersion, "dispersion"
+    if cv is not None:
+        load, source = 1 / max(cv**2, 0.01), "gap_cv"
+    elif dispersion is not None:
+        load, source = 1 / max(dispersion, 0.01), "dispersion"
         notes.append("gaps between arrivals: too few, or times too coarse to tell their lengths")
     else:
         load, source = 1.0, "nothing: the log is too short, Poisson arrivals are assumed"
         notes.append(f"burstiness: {source}")
     return Burstiness(gap_cv=_rounded(cv), dispersion=_rounded(dispersion),
-                      load=_rounded(min(max(load, 0.01), 100.0)), load_from=source)  # fmt: skip
+                      load=_rounded(max(load, 0.01)), load_from=source)  # fmt: skip
 
 
 # -- prefixes, segments, scenarios -------------------------------------------------------------

@@ -1,0 +1,344 @@
+"""Reading request logs: formats, columns, times, and what becomes of every odd row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.errors import UserError
+from registry.traffic_requests import MICRO, NO_TIME
+from tasks.traffic_logs import Options, ReadLog, read_log
+from tests.unit.traffic_builders import HEADER, write_csv
+
+T0 = 1_760_000_000
+
+
+def read(*paths: Path, **options: Any) -> ReadLog:
+    return read_log(list(paths), Options(**options))
+
+
+def values(log: ReadLog) -> list[tuple[int, int, int]]:
+    """(seconds since T0, prompt, output), in order."""
+    found = log.requests
+    seconds = ((found.arrived - T0 * MICRO) / MICRO).tolist()
+    return sorted(zip(seconds, found.prompt.tolist(), found.output.tolist(), strict=True))
+
+
+TWO = [(0.5, 100, 20), (3.0, 300, 5)]
+
+
+# -- formats ---------------------------------------------------------------------------------
+
+
+def test_csv(tmp_path: Path) -> None:
+    log = read(write_csv(tmp_path / "log.csv", [f"{T0 + 3},300,5,2", f"{T0}.5,100,20,1.25"]))
+    assert values(log) == TWO
+    assert log.requests.latency is not None
+    assert sorted(log.requests.latency.tolist()) == [1_250_000, 2_000_000]
+    assert (log.read, log.left_out, log.zone) == (2, {}, "UTC")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_bom_crlf_and_utf16(tmp_path: Path, encoding: str) -> None:
+    text = f"arrived;prompt_tokens;output_tokens;segment\r\n{T0}.5;100;20;客服\r\n"
+    mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
+    (tmp_path / "log.csv").write_bytes(mark + text.encode(encoding))
+    log = read(tmp_path / "log.csv")
+    assert values(log) == TWO[:1]
+    assert log.requests.segments == ("客服",)
+
+
+def test_gz_folder_and_names_that_are_patterns(tmp_path: Path) -> None:
+    folder = tmp_path / "logs [2025] it's *"
+    (folder / "day 1").mkdir(parents=True)
+    line = json.dumps({"arrived": T0 + 0.5, "prompt_tokens": 100, "output_tokens": 20})
+    (folder / "day 1" / "a?.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    text = f"arrived,prompt_tokens,output_tokens\n{T0 + 3},300,5\n"
+    (folder / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "notes.md").write_text("no log")
+    log = read(folder)
+    assert values(log) == TWO
+    assert [file.rows for file in log.files] == [1, 1]
+
+
+def test_openai_lines(tmp_path: Path) -> None:
+    """Batch results nest the answer; usage is where OpenAI puts it."""
+    rows = [
+        {"id": "a", "response": {"status_code": 200, "body": {
+            "created": T0 + 3, "usage": {"prompt_tokens": 300, "completion_tokens": 5,
+                                         "prompt_tokens_details": {"cached_tokens": 256}}}}},
+        {"id": "b", "response": {"status_code": 429, "body": {"error": "slow down"}}},
+    ]  # fmt: skip
+    path = tmp_path / "batch.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    log = read(path)
+    assert values(log) == TWO[1:]
+    assert log.left_out == {"failed request": 1}
+    assert log.requests.prefix_tokens is not None
+    assert log.requests.prefix_tokens.tolist() == [256]
+    assert log.files[0].columns["arrived"] == "response.body.created"
+
+
+def test_parquet_with_times_and_structs(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({
+        "timestamp": pa.array([T0 * 1000 + 3000, T0 * 1000 + 500, None], pa.timestamp("ms", "UTC")),
+        "usage": [{"prompt_tokens": 300, "completion_tokens": 5},
+                  {"prompt_tokens": 100, "completion_tokens": 20},
+                  {"prompt_tokens": 1, "completion_tokens": 1}],
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "log.parquet")
+    log = read(tmp_path / "log.parquet", bad_rows=0.5)
+    assert values(log) == TWO
+    assert log.left_out == {"arrived: missing": 1}
+    assert log.examples == [f"{tmp_path / 'log.parquet'}: row 3: timestamp = None"]
+
+
+def test_files_of_several_kinds_keep_what_all_of_them_have(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [f"{T0 + 3},300,5,2"])
+    row = {"timestamp": "2025-10-09T08:53:20.5Z", "input_tokens": 100, "output_tokens": 20}
+    (tmp_path / "b.jsonl").write_text(json.dumps(row))
+    log = read(tmp_path)
+    assert values(log) == TWO
+    assert log.requests.latency is None
+    assert any(note.startswith("latency: only some") for note in log.notes)
+
+
+# -- times -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        f"{T0}.5", f"{T0}500", f"{T0}500000", f"{T0}500000000", "1.7600000005e9",
+        "2025-10-09T08:53:20.5Z", "2025-10-09 08:53:20.5", "2025-10-09T16:53:20.500+08:00",
+        "2025-10-09 16:53:20.5 +08:00", "2025-10-09 08:53:20.500000 UTC",
+        '"2025-10-09 08:53:20,500"',
+    ],
+)  # fmt: skip
+def test_units_and_forms_of_one_moment(tmp_path: Path, word: str) -> None:
+    log = read(write_csv(tmp_path / "log.csv", [f"{word},100,20,1"]))
+    assert values(log) == TWO[:1]
+
+
+def test_zones(tmp_path: Path) -> None:
+    plain = write_csv(tmp_path / "plain.csv", ["2025-10-09 16:53:20.5,100,20,1"])
+    log = read(plain, timezone="Asia/Shanghai")
+    assert values(log) == TWO[:1] and log.zone == "Asia/Shanghai" and log.zone_from == "--timezone"
+    assert any("without a zone" in note for note in read(plain).notes)
+    own = write_csv(tmp_path / "own.csv", ["2025-10-09T16:53:20.5+08:00,100,20,1"])
+    assert (read(own).zone, read(own).zone_from) == ("+08:00", "as the log's times")
+    with pytest.raises(UserError, match="Mars/Olympus: is no time zone"):
+        read(own, timezone="Mars/Olympus")
+
+
+def test_times_from_the_logs_begin_need_a_unit(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "trace.csv", ["0,100,20,1", "2.5,100,20,1"])
+    with pytest.raises(UserError, match=r"numbers about 2.5 are no seconds.*\n.*--time-unit s"):
+        read(path)
+    assert read(path, time_unit="s").requests.arrived.tolist() == [0, 2_500_000]
+
+
+def test_latency_by_its_unit_and_from_an_end(tmp_path: Path) -> None:
+    ms = write_csv(tmp_path / "ms.csv", [f"{T0},1,1,1500"],
+                   "arrived,prompt_tokens,output_tokens,latency_ms")  # fmt: skip
+    assert read(ms).requests.latency.tolist() == [1_500_000]  # type: ignore[union-attr]
+    plain = write_csv(tmp_path / "plain.csv", [f"{T0},1,1,1500"])
+    unit = read(plain, latency_unit="ms").requests.latency
+    assert unit is not None and unit.tolist() == [1_500_000]
+    end = write_csv(
+        tmp_path / "end.csv",
+        ["2025-10-09T08:53:20Z,1,1,2025-10-09T08:53:22Z", "2025-10-09T08:53:20Z,1,1,",
+         "2025-10-09T08:53:20Z,1,1,2025-10-09T08:53:19Z"],
+        "start_time,prompt_tokens,output_tokens,end_time",
+    )  # fmt: skip
+    log = read(end, bad_rows=0.5)
+    assert log.requests.latency is not None
+    assert log.requests.latency.tolist() == [2_000_000, NO_TIME]
+    assert log.left_out == {"ended: before it arrived": 1}
+
+
+# -- odd rows ----------------------------------------------------------------------------------
+
+GOOD = [f"{T0 + n},10,10,1" for n in range(8)]
+ODD = {
+    "x,10,10,1": "arrived: no time of 1990 to 2200, read as s",
+    ",10,10,1": "arrived: missing",
+    f"{T0}000,10,10,1": "arrived: no time of 1990 to 2200, read as s",
+    "1e400,10,10,1": "arrived: no time of 1990 to 2200, read as s",
+    f"{T0},nan,10,1": "prompt_tokens: no whole number from 1 to 10000000",
+    f"{T0},0,10,1": "prompt_tokens: no whole number from 1 to 10000000",
+    f"{T0},99999999999999999999,10,1": "prompt_tokens: no whole number from 1 to 10000000",
+    f"{T0},10,-3,1": "output_tokens: no whole number from 0 to 10000000",
+    f"{T0},10,2.5,1": "output_tokens: no whole number from 0 to 10000000",
+    f"{T0},10,,1": "output_tokens: missing",
+    f"{T0},10,10,-0.1": "latency: no duration from 0 to 30 days",
+    f"{T0},10,10,soon": "latency: no duration from 0 to 30 days",
+    f"{T0},10,10": "record: missing columns",
+    f"{T0},10,10,1,1": "record: too many columns",
+}
+
+
+@pytest.mark.parametrize("row", ODD)
+def test_an_odd_row_is_counted_and_placed(tmp_path: Path, row: str) -> None:
+    path = write_csv(tmp_path / "log.csv", [*GOOD[:4], "", row, *GOOD[4:]])
+    log = read(path, bad_rows=0.2)
+    assert (log.read, len(log.requests), log.left_out) == (9, 8, {ODD[row]: 1})
+    assert len(log.examples) == 1 and log.examples[0].startswith(f"{path}: line 7: ")
+
+
+def test_too_many_odd_rows_are_an_error_that_names_the_first(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", [*GOOD, *ODD])
+    with pytest.raises(UserError) as caught:
+        read(path)
+    text = str(caught.value)
+    assert "14 of 22 rows cannot be used" in text and "line 10: arrived = 'x'" in text
+    assert "--bad-rows 0.64 accepts so many" in text
+    # The share that it names is enough.
+    assert len(read(path, bad_rows=0.64).requests) == 8
+
+
+def test_places_behind_line_breaks_in_quotes(tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path / "log.csv",
+        ['"a\nb\nc",1760000000,1,1', "x,1760000000,0,1", "short,1", '"d\ne",1760000000,1,-1'],
+        "prompt,ts,prompt_tokens,output_tokens",
+    )
+    log = read(path, bad_rows=0.8)
+    assert [one.removeprefix(f"{path}: ") for one in log.examples] == [
+        "line 5: prompt_tokens = '0'",
+        "line 6: record: missing columns: short,1",
+        "line 7: output_tokens = '-1'",
+    ]
+
+
+def test_lines_that_are_no_json(tmp_path: Path) -> None:
+    good = json.dumps({"ts": T0, "prompt_tokens": "12", "output_tokens": 1e1})
+    lines = [good, "", "not json", "[1]", '"word"', good.replace('"12"', "null"), good[:-1],
+             good.replace(str(T0), '{"a": 1}'), good]  # fmt: skip
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(lines))
+    log = read(path, bad_rows=0.9)
+    assert values(log) == [(0, 12, 10), (0, 12, 10)]
+    assert log.left_out == {
+        "no JSON object": 2,
+        "arrived: missing": 2,
+        "prompt_tokens: missing": 1,
+        "arrived: no time of 1990 to 2200, read as s": 1,
+    }
+    assert log.examples[0] == f"{path}: line 3: not json"
+    assert log.examples[3] == f"{path}: line 6: prompt_tokens = None"
+    assert log.read == 8
+
+
+def test_places_are_right_far_into_a_large_file(tmp_path: Path) -> None:
+    """More rows than a batch, read by several threads: rows keep their numbers."""
+    rows = [f"{T0 + n / 100},10,10,1" for n in range(450_000)]
+    rows[400_000] = f"{T0},10,broken,1"
+    rows[420_000] = "1,2"
+    rows[449_999] = f"{T0},last,10,1"
+    path = write_csv(tmp_path / "log.csv", rows)
+    log = read(path)
+    assert [one.removeprefix(f"{path}: ") for one in log.examples] == [
+        "line 400002: output_tokens = 'broken'",
+        "line 420002: record: missing columns: 1,2",
+        "line 450001: prompt_tokens = 'last'",
+    ]
+
+
+def test_failed_requests_are_left_out_and_are_no_mistake(tmp_path: Path) -> None:
+    header = "request_id,status,arrived,prompt_tokens,output_tokens"
+    rows = [f"a,ok,{T0},1,1", f"b,failed,{T0},1,", f"c,503,{T0},1,", f"d,200,{T0},1,1"]
+    log = read(write_csv(tmp_path / "log.csv", rows, header))
+    assert (len(log.requests), log.left_out) == (2, {"failed request": 2})
+
+
+def test_rows_that_stand_twice(tmp_path: Path) -> None:
+    header = "id,arrived,prompt_tokens,output_tokens"
+    rows = [f"a,{T0},1,1", f"b,{T0},1,1", f"a,{T0},1,1", f"a,{T0},2,1"]
+    log = read(write_csv(tmp_path / "with_id.csv", rows, header))
+    # The same id with another length is another request; nothing says which of them is wrong.
+    assert (len(log.requests), log.equal) == (3, 0)
+    assert log.left_out == {"stands twice (same id, same values)": 1}
+    without = write_csv(tmp_path / "without.csv", [f"{T0},1,1,1"] * 3)
+    log = read(without)
+    assert (len(log.requests), log.equal, log.left_out) == (3, 2, {})
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+@pytest.mark.parametrize("text", ["", "\n\n", HEADER + "\n"])
+def test_no_request(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=r"log\.(csv|jsonl).*"):
+        read(tmp_path / name)
+
+
+def test_an_empty_file_among_others_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    write_csv(tmp_path / "b.csv", GOOD)
+    log = read(tmp_path)
+    assert len(log.requests) == 8 and {file.rows for file in log.files} == {0, 8}
+
+
+# -- columns -----------------------------------------------------------------------------------
+
+
+def test_columns_by_name_and_by_word(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", [f"{T0}.5,100,20"], "when,in,out")
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert f"{path}: no column for arrived, prompt_tokens, output_tokens" in str(caught.value)
+    assert "(it has: when, in, out)" in str(caught.value)
+    assert "--columns arrived=COLUMN" in str(caught.value)
+    named = {"arrived": "when", "prompt_tokens": "in", "output_tokens": "out"}
+    assert values(read(path, columns=named)) == TWO[:1]
+    with pytest.raises(UserError, match=r"arrived=wen: no such column\n.*did you mean 'when'"):
+        read(path, columns={**named, "arrived": "wen"})
+
+
+def test_published_traces_are_known_by_their_names(tmp_path: Path) -> None:
+    azure = write_csv(tmp_path / "azure.csv", ["2023-11-16 18:17:03.9799600,4808,10"],
+                      "TIMESTAMP,ContextTokens,GeneratedTokens")  # fmt: skip
+    assert read(azure).requests.prompt.tolist() == [4808]
+    burst = write_csv(
+        tmp_path / "burst.csv", ["5,ChatGPT,472,18,490,Conversation log"],
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+    )  # fmt: skip
+    assert read(burst, time_unit="s").requests.output.tolist() == [18]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("x")
+    (tmp_path / "log.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "log.csv.gz").write_bytes(b"no gzip")
+    (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
+    (tmp_path / "list.json").write_text('[\n{"a": 1}\n]')
+    (tmp_path / "empty").mkdir()
+    for name, said in {
+        "nothing.csv": "does not exist",
+        "log.txt": "is no .csv",
+        "log.parquet": "is no Parquet file",
+        "log.csv.gz": "cannot be read: Not a gzipped file",
+        "twice.csv": "equal names of columns: 'a'",
+        "list.json": "is one JSON list",
+        "empty": "holds no .csv",
+    }.items():
+        with pytest.raises(UserError) as caught:
+            read(tmp_path / name)
+        assert said in str(caught.value), name
+    with pytest.raises(UserError, match="is named twice"):
+        read(tmp_path / "twice.csv", tmp_path / "twice.csv")
+
+
+def test_a_gzip_that_ends_early(tmp_path: Path) -> None:
+    text = "\n".join([HEADER, *(f"{T0 + random.random()},10,10,1" for _ in range(50_000))])
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(text.encode())[:-2000])
+    with pytest.raises(UserError, match=r"log\.csv\.gz: cannot be read"):
+        read(tmp_path / "log.csv.gz")
