@@ -74,7 +74,9 @@ def _split_problems(shape: ModelShape, tp: int) -> list[Problem]:
     if shape.heads % tp:
         what = f"does not divide the {shape.heads} attention heads of {shape.model_type}"
         return [Problem(where, what, remedy)]
-    counts = sorted({layer.kv_heads for layer in shape.layers if layer.attention != "mla"})
+    counts = sorted(
+        {layer.kv_heads for layer in shape.layers if layer.attention not in ("mla", "linear")}
+    )
     odd = [count for count in counts if count % tp and tp % count]
     if odd:
         what = f"and {odd[0]} KV heads of {shape.model_type}: neither divides the other"

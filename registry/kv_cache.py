@@ -40,6 +40,10 @@ _SYNONYMS = {
 }
 KV_DTYPES = ("auto", *_WIDTHS, *_SYNONYMS)
 
+STATE_BLOCKS = 2
+"""Of a sequence in each group of linear layers while prefixes are cached, as is the default: the
+state at the end of the last whole block, and the one in work (`MambaSpec`, mode `align`)."""
+
 _SCALE = 4
 """float32 beside each head's K and V of each token, with `..._per_token_head`."""
 
@@ -74,6 +78,8 @@ def token_bytes(layer: LayerShape, kv_dtype: str, tp: int = 1) -> int:
     KV heads are split over GPUs; where there are fewer, each GPU has one. The latent vector of MLA
     is one head, which every GPU has whole (`ModelConfig.get_num_kv_heads`).
     """
+    if layer.attention == "linear":
+        return 0
     heads = max(1, layer.kv_heads // tp)
     scales = 2 * _SCALE if kv_dtype.endswith("_per_token_head") else 0
     return heads * ((layer.head_dim + layer.v_head_dim) * _WIDTHS[kv_dtype] + scales)
@@ -87,10 +93,11 @@ class CachedLayer:
     page: int
     block: int
     window: int | None
+    state: bool = False
 
     @property
-    def kind(self) -> tuple[int | None, int]:
-        return self.window, self.block
+    def kind(self) -> tuple[int | None, int, bool]:
+        return self.window, self.block, self.state
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Group:
     layers: tuple[CachedLayer, ...]
     block: int
     window: int | None
+    state: bool = False
 
     def bytes_on(self, stage: int) -> int:
         return sum(layer.page for layer in self.layers if layer.stage == stage)
@@ -109,6 +117,8 @@ class Group:
 
         Of a window of w tokens: it may begin and end within a block.
         """
+        if self.state:
+            return STATE_BLOCKS
         whole = ceil(context / self.block)
         if self.window is None:
             return whole
@@ -120,7 +130,7 @@ class Group:
         `SlidingWindowSpec.max_admission_blocks_per_request`.
         """
         if self.window is None:
-            return ceil(max_len / self.block)
+            return self.held(max_len)
         return ceil(min(self.window - 1 + in_flight, max_len) / self.block) + 1
 
 
@@ -156,6 +166,9 @@ def pool_of(
     Raises `UserError` where vLLM has no layout for the mixture of layers.
     """
     stages = stage_of_layers(len(shape.layers), pp)
+    state = max(layer.state for layer in shape.layers) // tp * _WIDTHS[shape.dtype]
+    if state:
+        return _with_states(shape, stages, kv_dtype, tp, block, state, draft)
     layers = [
         CachedLayer(stage, token_bytes(layer, kv_dtype, tp) * block, block, layer.window)
         for stage, layer in zip(stages, shape.layers, strict=True)
@@ -170,6 +183,34 @@ def pool_of(
         return Pool((Group(tuple(layers), block, layers[0].window),))
     mixed = any(layer.attention == "mla" for layer in shape.layers)
     return Pool(_groups(_one_page(layers, splits=not mixed)))
+
+
+def _with_states(
+    shape: ModelShape,
+    stages: Sequence[int],
+    kv_dtype: str,
+    tp: int,
+    block: int,
+    state: int,
+    draft: ModelShape | None,
+) -> Pool:
+    """Blocks of attention grow until their page holds a state; states are padded to that page.
+
+    `Platform._align_hybrid_block_size`.
+    """
+    if draft is not None:
+        what = f"beside linear attention ({shape.model_type}) cannot be counted"
+        raise UserError.at("draft", what, "plan without a draft, or measure it with the engine")
+    token = max(token_bytes(layer, kv_dtype, tp) for layer in shape.layers)
+    if not token:
+        what = f"{shape.model_type} has layers of linear attention alone"
+        raise UserError.at("model", what, "measure it with the engine")
+    block *= ceil(state / (block * token))
+    layers = [
+        CachedLayer(stage, token * block, block, None, state=layer.attention == "linear")
+        for stage, layer in zip(stages, shape.layers, strict=True)
+    ]
+    return Pool(_groups(layers))
 
 
 def _one_page(layers: Sequence[CachedLayer], *, splits: bool) -> list[CachedLayer]:
@@ -195,15 +236,15 @@ def _groups(layers: Sequence[CachedLayer]) -> tuple[Group, ...]:
     `_get_kv_cache_groups_uniform_page_size`: as many as the rarest kind has, or as the most
     frequent has where that is less than half more.
     """
-    kinds: dict[tuple[int | None, int], list[CachedLayer]] = {}
+    kinds: dict[tuple[int | None, int, bool], list[CachedLayer]] = {}
     for layer in layers:
         kinds.setdefault(layer.kind, []).append(layer)
     fewest = min(len(found) for found in kinds.values())
     most = max(len(found) for found in kinds.values())
     size = most if most < 1.5 * fewest else fewest
     return tuple(
-        Group(tuple(found[first :: ceil(len(found) / size)]), block, window)
-        for (window, block), found in kinds.items()
+        Group(tuple(found[first :: ceil(len(found) / size)]), block, window, state)
+        for (window, block, state), found in kinds.items()
         for first in range(ceil(len(found) / size))
     )
 

@@ -311,7 +311,7 @@ def _row(layer: LayerShape) -> int:
     attention = sum(
         weight.columns if weight.split == "row" else weight.out
         for weight in layer.weights
-        if weight.name.startswith("self_attn.") and weight.kind == "linear"
+        if weight.name.startswith(("self_attn.", "linear_attn.")) and weight.kind == "linear"
     )
     # Gate and up, and their product.
     return max(attention, layer.widest + layer.widest // 2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from registry.config_values import ConfigValues
+from registry.linear_attention import delta_net, full_layers
 from registry.shape_parts import LayerShape, Split, Weight
 
 Flag = bool | Literal["attention_bias", "qkv_bias", "mlp_bias"]
@@ -35,6 +36,8 @@ class Family:
     mla: bool = False
     sinks: bool = False
     fused: bool = False
+    gated: bool = False
+    """Q has a gate beside it, as wide; layers of linear attention stand between."""
     kv_heads_may_miss: bool = False
 
 
@@ -63,6 +66,7 @@ FAMILIES = {
     ),
     "qwen3": _QWEN3,
     "qwen3_moe": replace(_QWEN3, head_dim=None, windows="all", experts="qwen3_moe"),
+    "qwen3_next": replace(_QWEN3, head_dim=256, windows="none", experts="qwen2_moe", gated=True),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
@@ -84,8 +88,33 @@ FAMILIES = {
 def layers_of(text: ConfigValues, family: Family) -> tuple[LayerShape, ...]:
     """Every decoder layer of a model, in order."""
     count = text.number("num_hidden_layers")
+    if family.gated:
+        full = full_layers(text, count)
+        return tuple(
+            _layer(text, family, index, None) if full[index] else _linear(text, family, index)
+            for index in range(count)
+        )
     windows = _windows(text, family, count)
     return tuple(_layer(text, family, index, windows[index]) for index in range(count))
+
+
+def _linear(text: ConfigValues, family: Family, index: int) -> LayerShape:
+    """A layer of gated delta-net: a state for each sequence, no cache of tokens."""
+    hidden = text.number("hidden_size")
+    norms = [Weight(f"norm.{place}", hidden, kind="norm") for place in range(family.norms)]
+    experts, per_token, widest, mlp = _feed_forward(text, family, index)
+    state, attention = delta_net(text)
+    return LayerShape(
+        attention="linear",
+        kv_heads=0,
+        head_dim=0,
+        v_head_dim=0,
+        weights=(*attention, *mlp, *norms),
+        widest=widest,
+        state=state,
+        experts=experts,
+        experts_per_token=per_token,
+    )
 
 
 def _layer(text: ConfigValues, family: Family, index: int, window: int | None) -> LayerShape:
@@ -116,6 +145,7 @@ def _layer(text: ConfigValues, family: Family, index: int, window: int | None) -
         qkv_bias=_flag(text, family.qkv_bias, family.bias_default),
         o_bias=_flag(text, family.o_bias, family.bias_default),
         fused=family.fused,
+        gated=family.gated,
     )
     if family.qk_norm:
         attention += [Weight(f"self_attn.{one}_norm", head_dim, kind="norm") for one in "qk"]
@@ -155,11 +185,15 @@ def attention_weights(
     qkv_bias: bool = False,
     o_bias: bool = False,
     fused: bool = False,
+    gated: bool = False,
     hidden: int | None = None,
 ) -> list[Weight]:
-    """Q, K, V and output. `columns`: width of the input; `hidden` of the output, if another."""
+    """Q (twice as wide with a gate), K, V and output.
+
+    `columns`: width of the input; `hidden`: of the output, where that is another.
+    """
     parts: list[tuple[str, int, Split]] = [
-        ("q_proj", heads, "column"),
+        ("q_proj", heads * (1 + gated), "column"),
         ("k_proj", kv_heads, "kv"),
         ("v_proj", kv_heads, "kv"),
     ]

@@ -9,7 +9,7 @@ from registry.weight_formats import Quantization
 
 Kind = Literal["linear", "router", "norm", "bias", "embedding", "head", "other"]
 Split = Literal["column", "row", "kv", "none", "vocab"]
-Attention = Literal["full", "sliding", "mla"]
+Attention = Literal["full", "sliding", "mla", "linear"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class LayerShape:
     """One decoder layer, and what it caches of a token.
 
     `mla`: one latent vector of `head_dim` values, no V (`v_head_dim` 0, `kv_heads` 1).
-    `sliding`: only the last `window` tokens. `widest` is the largest row that the feed-forward
-    part holds of a token, in values, gate and up together.
+    `sliding`: only the last `window` tokens. `linear`: no token, but one `state` of so many values
+    for a sequence, split over GPUs, in the model's dtype. `widest` is the largest row that the
+    feed-forward part holds of a token, in values, gate and up together.
     """
 
     attention: Attention
@@ -56,6 +57,7 @@ class LayerShape:
     weights: tuple[Weight, ...]
     widest: int
     window: int | None = None
+    state: int = 0
     experts: int = 0
     experts_per_token: int = 0
     latent_copy: int = 0

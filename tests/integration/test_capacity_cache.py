@@ -41,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": published("gemma_3_27b"), "budget": 20 * GIB, "max_len": 131_072, "pp": 4
     },
     "gemma 3 27b, short": {"shape": published("gemma_3_27b"), "budget": GIB, "max_len": 512},
+    "qwen3 next": {
+        "shape": published("qwen3_next_80b"), "budget": 20 * GIB, "max_len": 32_768, "block": 544
+    },
+    "qwen3 next, tp 2, pp 2": {
+        "shape": published("qwen3_next_80b"),
+        "budget": 2 * GIB, "max_len": 262_144, "tp": 2, "pp": 2, "block": 544,
+    },
     "alternating": {"shape": GPT_OSS, "budget": GIB, "max_len": 4096},
     "alternating, draft": {"shape": GPT_OSS, "budget": GIB, "max_len": 4096, "draft": draft()},
     "windows alone": {"shape": WINDOWS, "budget": GIB, "max_len": 4096},
@@ -75,12 +82,21 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
     for index, (stage, layer) in enumerate(layers):
         mla = layer.attention == "mla"
         heads = 1 if mla else max(1, layer.kv_heads // tp)
-        described = {"mla": mla, "heads": heads, "head": layer.head_dim, "window": layer.window}
-        stages[stage].append({"index": index, **described})
+        described = {
+            "index": index,
+            "mla": mla,
+            "heads": heads,
+            "head": layer.head_dim,
+            "window": layer.window,
+            # Two KV heads of 256: what a page of attention takes.
+            "state": layer.state // tp,
+            "page": case.get("block", 16) * max(1, 2 // tp) * 2 * 256 * 2,
+        }
+        stages[stage].append(described)
     return {
         "stages": stages,
         "tp": tp,
-        "block": 16,
+        "block": case.get("block", 16),
         "max_len": case["max_len"],
         "in_flight": IN_FLIGHT,
         "budget": case["budget"],

@@ -23,6 +23,14 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+DELTA_NET = {
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "shared_expert_intermediate_size": 40,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
@@ -53,6 +61,7 @@ CASES: list[dict[str, Any]] = [
     {"model_type": "qwen3_moe", **MOE, "head_dim": 24},
     {"model_type": "qwen3_moe", **MOE, "decoder_sparse_step": 2},
     {"model_type": "qwen3_moe", **MOE, "mlp_only_layers": [1]},
+    {"model_type": "qwen3_next", **MOE, **DELTA_NET, "num_hidden_layers": 5},
     {"model_type": "deepseek_v2", **LATENT},
     {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None},
     {"model_type": "deepseek_v3", **LATENT},

@@ -12,7 +12,12 @@ from types import SimpleNamespace
 
 import torch
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity, get_kv_cache_configs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 
@@ -20,6 +25,14 @@ def spec(layer, block):
     common = {"block_size": block, "head_size": layer["head"], "dtype": torch.bfloat16}
     if layer["mla"]:
         return MLAAttentionSpec(num_kv_heads=1, **common)
+    if layer["state"]:
+        return MambaSpec(
+            block_size=block,
+            shapes=((layer["state"],),),
+            dtypes=(torch.bfloat16,),
+            page_size_padded=layer["page"],
+            mamba_cache_mode="align",
+        )
     if layer["window"]:
         return SlidingWindowSpec(
             num_kv_heads=layer["heads"], sliding_window=layer["window"], **common
@@ -34,7 +47,7 @@ def answer(case):
             get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
-            mamba_cache_mode="none",
+            mamba_cache_mode="align",
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,

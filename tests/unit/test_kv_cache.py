@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import pytest
 
 from registry.errors import UserError
@@ -74,6 +76,29 @@ def test_gemma_3_by_hand() -> None:
     assert pool.held(160) == 7 * 10
     # While a batch of 2048 tokens is in flight: (1023 + 2048) / 16, and one more.
     assert pool.most(8192, 2048) == 512 + 6 * (192 + 1)
+
+
+def test_qwen3_next_by_hand() -> None:
+    """36 layers keep a state: a convolution over 3 steps of 2 * 2048 + 4096 channels, and 32 heads
+    of 128 x 128. In 16 bit 1097728 bytes; a token of attention takes 2 * 2 * 256 * 2 = 2048, so
+    34 blocks of 16 tokens are needed for a page that holds it: 544 tokens."""
+    shape = published("qwen3_next_80b")
+    state = 3 * 8192 + 32 * 128 * 128
+    assert {layer.state for layer in shape.layers} == {0, state}
+    assert ceil(2 * state / (16 * 2048)) * 16 == 544
+    pool = pool_of(shape, "bfloat16")
+    assert [(len(one.layers), one.block, one.state) for one in pool.groups] == [
+        *[(12, 544, True)] * 3,
+        (12, 544, False),
+    ]
+    assert pool.block_bytes(0) == 12 * 544 * 2048
+    # Two states in each of three groups, and the tokens.
+    assert pool.held(5440) == 3 * 2 + 10
+
+
+def test_a_draft_beside_linear_attention_is_refused() -> None:
+    with pytest.raises(UserError, match="draft: beside linear attention"):
+        pool_of(published("qwen3_next_80b"), "bfloat16", draft=draft())
 
 
 def test_alternating_layers_make_two_groups() -> None:

@@ -140,7 +140,7 @@ def test_a_draft_by_hand() -> None:
     ("change", "said"),
     [
         ({"model_type": "mamba2"}, "model_type: is 'mamba2'"),
-        ({"model_type": "qwen3_next"}, "model_type: is 'qwen3_next'"),
+        ({"model_type": "jamba"}, "model_type: is 'jamba'"),
         ({"model_type": None}, "model_type: is 'missing'"),
         ({"hidden_size": "wide"}, "hidden_size: is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: is '0'"),
