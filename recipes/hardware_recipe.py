@@ -90,10 +90,10 @@ class HardwareRecipe(Written):
             problems.append(f"no `sources` for {', '.join(unsaid)}")
         nothing = [name for name in self.sources if name not in self.numbers]
         if nothing:
-            problems.append(f"`sources` for {', '.join(nothing)}, of which there is no number")
+            problems.append(f"`sources` for {_listed(nothing)}, of which there is no number")
         empty = [name for name, text in self.sources.items() if not text.strip()]
         if empty:
-            problems.append(f"`sources` says nothing of {', '.join(empty)}")
+            problems.append(f"`sources` says nothing of {_listed(empty)}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -114,3 +114,9 @@ class HardwareRecipe(Written):
             return [f"{', '.join(given)} given without a `price_per_hour`"] if given else []
         missing = [name for name in about if name not in given]
         return [f"a price needs {', '.join(missing)} too"] if missing else []
+
+
+def _listed(names: list[str]) -> str:
+    """Names that a person made up, cut where they are long or many."""
+    shown = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:10]]
+    return ", ".join(shown) + (", ..." if len(names) > 10 else "")

@@ -160,7 +160,9 @@ def _one(
     if most < wanted or alone.per_gpu.floor_bytes > budget:
         floor = floor_of(shape, concurrency=wanted, context=demand.context, **how)
         needs = max(floor.per_gpu.floor_bytes, alone.per_gpu.floor_bytes)
-        return RuledOut(machine, name, _too_small(machine, needs, budget, tp, wish), needs, tp)
+        return RuledOut(
+            machine, name, _too_small(machine, needs, budget, tp, wish), needs, tp, most
+        )
     chosen = _replicas(model, machine, support, demand, wish, limits, tp, how, most)
     if isinstance(chosen, str):
         return RuledOut(machine, name, chosen, tp=tp)
@@ -168,6 +170,8 @@ def _one(
     share = math.ceil(demand.concurrency / replicas)
     floor = floor_of(shape, concurrency=share, context=demand.context, **how)
     kv_dtype = kv_dtype_of(shape, wish.kv_dtype, named_format(asked, shape))
+    if wish.kv_dtype == "auto" and support.dtype is not None and kv_dtype == "bfloat16":
+        kv_dtype = support.dtype
     peak = math.ceil((demand.peak or demand.concurrency) / replicas)
     sequences = max(share, min(most, peak))
     notes = [support.note] if support.note else []

@@ -61,14 +61,21 @@ class Limits:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def broken(self, found: Estimate) -> list[str]:
-        told = {"ttft": found.ttft_ms, "tpot": found.tpot_ms, "e2el": found.e2el_ms}
-        # Tokens of one request come one after the other: their gap is the time per token.
-        told["itl"] = found.tpot_ms
         return [
             f"{name} {value:.0f} ms, at most {self.limits[name]:g} ms are wanted"
-            for name, value in told.items()
-            if name in self.limits and value is not None and value > self.limits[name]
+            for name, value in self._told(found).items()
+            if value is not None and value > self.limits[name]
         ]
+
+    def unknown(self, found: Estimate) -> list[str]:
+        """Limits that this estimate says nothing about."""
+        return [name for name, value in self._told(found).items() if value is None]
+
+    def _told(self, found: Estimate) -> dict[str, float | None]:
+        # Tokens of one request come one after the other: their gap is the time per token.
+        told = {"ttft": found.ttft_ms, "tpot": found.tpot_ms, "itl": found.tpot_ms}
+        told["e2el"] = found.e2el_ms
+        return {name: value for name, value in told.items() if name in self.limits}
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,7 @@ class RuledOut:
     reason: str
     needs_bytes: int | None = None
     tp: int | None = None
+    max_concurrency: int | None = None
 
 
 @dataclass(frozen=True)

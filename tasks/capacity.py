@@ -166,6 +166,7 @@ def _ruled_out(one: RuledOut) -> dict[str, Any]:
         "format": one.format,
         "reason": one.reason,
         "needs_bytes_per_gpu": one.needs_bytes,
+        "max_concurrency": one.max_concurrency,
     }
 
 
@@ -190,12 +191,14 @@ def _notes(made: Plan, limits: Limits) -> list[str]:
     currencies = {fit.machine.currency for fit in made.fits if fit.machine.currency}
     if len(currencies) > 1:
         notes.append(f"prices are in {', '.join(sorted(currencies))}: their order means nothing")
-    unknown = [
-        fit for fit in made.fits if fit.estimate is not None and fit.estimate.tpot_ms is None
+    unknown: dict[str, set[str]] = {}
+    for fit in made.fits:
+        for name in limits.unknown(fit.estimate) if fit.estimate is not None else ():
+            unknown.setdefault(name, set()).add(fit.machine.name)
+    notes += [
+        f"not compared with the limit of {name}, for want of a number: {', '.join(sorted(places))}"
+        for name, places in unknown.items()
     ]
-    if limits.limits and unknown:
-        names = ", ".join(sorted({fit.machine.name for fit in unknown}))
-        notes.append(f"not compared with the SLA, for want of numbers in their files: {names}")
     return notes
 
 

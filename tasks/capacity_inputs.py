@@ -75,11 +75,19 @@ def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
 
 def machines_of(names: Sequence[str]) -> list[Machine]:
     """Hardware files by name or path; without a name all that come with the checkout."""
-    wanted = list(dict.fromkeys(names)) or loader.shipped("hardware")
-    return [machine_of(name) for name in wanted]
+    shipped = loader.shipped("hardware")
+    wanted = dict.fromkeys(_full_name(name, shipped) for name in names)
+    return [machine_of(name) for name in wanted or shipped]
+
+
+def _full_name(name: str, shipped: Sequence[str]) -> str:
+    """`A10` and `a10` mean `nvidia_a10`, where no file is called so."""
+    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    return next((one for one in (name, plain, f"nvidia_{plain}") if one in shipped), name)
 
 
 def machine_of(name: str) -> Machine:
+    name = _full_name(name, loader.shipped("hardware"))
     recipe = loader.load(name, "hardware", HardwareRecipe)
     capability = None
     if recipe.compute_capability is not None:

@@ -115,7 +115,7 @@ def test_over_two_gpus_everything_is_halved_but_the_norms() -> None:
 def test_where_bfloat16_is_missing_float16_is_the_baseline() -> None:
     document, _ = made(hardware=["nvidia_t4"])
     fit = only(document["fits"], hardware="nvidia_t4")
-    assert (fit["format"], fit["tp"]) == ("fp16", 4)
+    assert (fit["format"], fit["tp"], fit["kv_dtype"]) == ("fp16", 4, "float16")
     assert fit["engine_args"]["dtype"] == "float16"
     assert document["ruled_out"][0]["format"] == "bf16"
     # Whoever asks for bf16 by name gets no other format.
@@ -139,8 +139,9 @@ def test_heads_that_do_not_divide() -> None:
 
 
 def test_nothing_fits_and_the_least_that_would_do(tmp_path: Path) -> None:
-    document, status = made(hardware=["nvidia_a10"], tp=1)
+    document, status = made(hardware=["A10"], tp=1)
     assert status == 10 and document["fits"] == []
+    assert document["ruled_out"][0]["max_concurrency"] == 4
     floor = floor_of(model().shape, concurrency=32, context=8192).per_gpu.floor_bytes
     assert document["least_memory"] == {
         "floor_bytes_per_gpu": floor,
@@ -353,7 +354,11 @@ def test_without_a_number_there_is_no_estimate() -> None:
     fit = document["fits"][0]
     assert fit["estimate"]["tpot_ms"] is None
     assert fit["estimate"]["note"] == "no estimate: hardware nvidia_rtx_3090 has no compute"
-    assert any("not compared with the SLA" in note for note in document["notes"])
+    said = "not compared with the limit of tpot, for want of a number: nvidia_rtx_3090"
+    assert said in document["notes"]
+    # Without a length of answers nothing can be said of the whole.
+    document, _ = made(hardware=["nvidia_h20"], sla="e2el p95 1s")
+    assert "not compared with the limit of e2el" in document["notes"][-1]
 
 
 # -- traffic and limits ----------------------------------------------------------------------
