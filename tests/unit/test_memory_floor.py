@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from registry.weight_formats import FORMATS
 from tests.unit.shape_builders import draft, published, small
 
 GIB = 1 << 30
+DOCS = Path(__file__).parents[2] / "docs" / "capacity.md"
 SUMMANDS = (
     "weights_bytes", "engine_bytes", "kv_bytes", "kv_slack_bytes", "draft_weights_bytes",
     "draft_kv_bytes", "activation_bytes", "graph_bytes",
@@ -26,6 +28,7 @@ SHAPES = {
     "windows": small(model_type="gemma2", head_dim=32, sliding_window=64),
     "experts": small(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
     "latent": published("deepseek_v3", num_hidden_layers=4, quantization_config=None),
+    "states": published("qwen3_next_80b", num_hidden_layers=4),
     "odd vocabulary": small(vocab_size=1000, tie_word_embeddings=True),
 }
 
@@ -142,6 +145,23 @@ def test_a_checkpoint_s_own_bytes_take_the_place_of_the_counted() -> None:
     assert measured.per_gpu.weights_bytes == counted + 1000
 
 
+def test_an_fp8_cache_has_two_scales_a_layer() -> None:
+    plain, scaled = (
+        floor_of(small(), kv_dtype=name, concurrency=1, context=64).per_gpu.engine_bytes
+        for name in ("auto", "fp8")
+    )
+    assert scaled - plain == 4 * 2 * 4
+
+
+def test_a_batch_in_flight_is_held_once_beside_the_windows() -> None:
+    """Gemma 3 27B: two batches of 2048 tokens (asynchronous scheduling) in six groups."""
+    parts = floor_of(published("gemma_3_27b"), concurrency=2, context=8192).per_gpu
+    # (1023 + 4096) / 16, one more, in place of 65; and the null block.
+    extra = 6 * ((320 + 1) - 65) + 1
+    assert parts.kv_slack_bytes == extra * 10 * 131_072
+    assert parts.kv_bytes == 2 * (512 + 6 * 65) * 10 * 131_072
+
+
 def test_without_graphs() -> None:
     assert floor_of(small(), concurrency=1, context=64, eager=True).per_gpu.graph_bytes == 0
 
@@ -214,11 +234,35 @@ def _copies(shape: ModelShape, tp: int, pp: int) -> int:
         if weight.split == "none":
             each *= tp
         elif weight.split == "kv":
-            each *= max(1, tp // shape.layers[0].kv_heads)
+            each *= max(1, tp // max(layer.kv_heads for layer in shape.layers))
         found += each
     if shape.tied and pp > 1:
         found += shape.first[0].parameters
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "tp"),
+    [
+        ("llama_3_1_8b", "Llama 3.1 8B", 1),
+        ("llama_3_1_70b", "Llama 3.1 70B", 4),
+        ("qwen2_5_7b", "Qwen2.5 7B", 1),
+        ("qwen2_5_32b", "Qwen2.5 32B", 2),
+        ("qwen3_8b", "Qwen3 8B", 1),
+        ("qwen3_32b", "Qwen3 32B", 2),
+        ("mixtral_8x7b", "Mixtral 8x7B", 2),
+        ("gemma_3_27b", "Gemma 3 27B", 2),
+        ("deepseek_v3", "DeepSeek-V3 (its FP8)", 16),
+    ],
+)
+def test_the_table_in_the_docs(name: str, title: str, tp: int) -> None:
+    shape = published(name)
+    one = floor_of(shape, concurrency=1, context=16).total
+    parts = floor_of(shape, concurrency=32, context=8192, tp=tp).per_gpu
+    gib = [f"{size / GIB:.2f}" for size in (parts.weights_bytes, parts.kv_bytes, parts.floor_bytes)]
+    whole = (shape.parameters, shape.active_parameters, one.weights_bytes, one.kv_bytes_per_token)
+    line = " | ".join([title, *(f"{number:,}" for number in whole), str(tp), *gib])
+    assert f"| {line} |" in DOCS.read_text(encoding="utf-8")
 
 
 # -- refused ---------------------------------------------------------------------------------
