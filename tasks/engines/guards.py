@@ -6,6 +6,10 @@ by its note. The shell is nobody's child, in a session of its own, and has none 
 signal to the tree, to its owner's group or to a worker's processes reaches it. PR_SET_PDEATHSIG
 would not do: it reaches only the front of a tree, and it fires when the thread ends that started
 the front.
+
+What the tree's log holds of the keys that it was handed the guard blots out as its owner would
+have. It finds those words in a second pipe, where they wait in the kernel: in no file, on no
+command line, in no environment.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -51,22 +55,30 @@ exec 3<&0
 ( read -r word <&3 && exit 0; exec "$@" ) &
 """
 
-    def __init__(self, note: Path, owner: Mapping[str, float] | None, without: str) -> None:
-        """`without`: the variable that would make the guard one of those it guards."""
+    def __init__(
+        self,
+        note: Path,
+        owner: Mapping[str, float] | None,
+        without: str,
+        words: Sequence[str] = (),
+    ) -> None:
+        """`without`: the variable that would make the guard one of those it guards. `words`: what
+        is to be blotted out of the tree's log."""
         reading, self._pipe = os.pipe()
+        told = _waiting(words)
         environment = without_secrets(os.environ)
         environment.pop(without, None)
         try:
             subprocess.run(
                 ["/bin/sh", "-c", self.SCRIPT, "pilotage-guard", sys.executable, "-m", __name__,
-                 str(note), json.dumps(owner)],
+                 str(note), json.dumps(owner), str(told)],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
                 cwd=CHECKOUT,
                 start_new_session=True,
-                pass_fds=open_files(),
+                pass_fds=(*open_files(), told),
                 check=True,
             )  # fmt: skip
         except BaseException:
@@ -74,6 +86,7 @@ exec 3<&0
             raise
         finally:
             os.close(reading)
+            os.close(told)
 
     def dismiss(self) -> None:
         """There is nothing to end any more. Safe to call twice."""
@@ -83,6 +96,22 @@ exec 3<&0
         with suppress(BrokenPipeError):  # somebody killed it
             os.write(pipe, b"done\n")
         os.close(pipe)
+
+
+def _waiting(words: Sequence[str]) -> int:
+    """A pipe to read the words from, as many of them as the kernel keeps: 64 KiB."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            pipe.write("\0".join(words).encode(errors="surrogateescape"))
+    return reading
+
+
+def _words(reading: int) -> list[str]:
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="surrogateescape")
+    return [word for word in said.split("\0") if word]
 
 
 SHORTEST_GRACE = 0.5
@@ -107,13 +136,13 @@ def grace() -> float:
 
 
 def main() -> None:
-    """The end of a wait: `python -m tasks.engines.guards NOTE OWNER`."""
+    """The end of a wait: `python -m tasks.engines.guards NOTE OWNER PIPE`."""
     from tasks.engines.subprocesses import end_noted, identity, wait_until
 
     note, owner = Path(sys.argv[1]), json.loads(sys.argv[2])
     # The pipe breaks a moment before the kernel is done with its owner.
     if wait_until(lambda: identity(owner["pid"]) != owner, 10.0, every=0.05):
-        end_noted([note])
+        end_noted([note], _words(int(sys.argv[3])))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ from registry.whole_files import write_whole
 from tasks.engines.guards import Guard, grace, open_files
 from tasks.engines.log_following import ENGINE_LOG, Following
 
+LOG = logging.getLogger("pilotage")
+
 MARKER = "PILOTAGE_PROCESS"
 """Environment variable that names the tree a process belongs to; inherited by every child."""
 
@@ -96,7 +98,7 @@ class ProcessTree:
         # Noted before the start: a crash between the two leaves a note that matches nothing.
         self._write_note()
         try:
-            self._guard = Guard(self._note, identity(os.getpid()), MARKER)
+            self._guard = Guard(self._note, identity(os.getpid()), MARKER, self._handed)
             with self.log.open("ab") as out:
                 written = out.tell()
                 self.process = subprocess.Popen(
@@ -335,12 +337,14 @@ def end_leftovers() -> list[int]:
     return end_noted(sorted(settings().run_dir.glob("*.json")))
 
 
-def end_noted(notes: Sequence[Path]) -> list[int]:
+def end_noted(notes: Sequence[Path], words: Sequence[str] = ()) -> list[int]:
     """End the trees of those notes whose owner is gone, all at once: they share one grace.
 
-    The note of what does not end stays: the next run tries again.
+    `words`, and the secrets of this process, are blotted out of their logs. The note of what does
+    not end stays: the next run tries again.
     """
     trees: dict[Path, list[psutil.Process]] = {}
+    logs: dict[Path, Path] = {}
     for note in notes:
         try:
             content = json.loads(note.read_text())
@@ -350,10 +354,14 @@ def end_noted(notes: Sequence[Path]) -> list[int]:
             note.unlink(missing_ok=True)
             continue
         if not owner_lives:
-            trees[note] = marked(marker, session, log)
+            trees[note], logs[note] = marked(marker, session, log), Path(log)
     leftovers = [process for tree in trees.values() for process in tree]
     left = set(end_processes(leftovers, settings().stop_grace) if leftovers else [])
     for note, tree in trees.items():
+        try:
+            blot(logs[note], [*words, *secret_values(os.environ)])
+        except OSError as error:
+            LOG.warning("%s: keys that it may hold were not removed: %s", logs[note], error)
         if not left & set(tree):
             note.unlink(missing_ok=True)
     return [process.pid for process in leftovers if process not in left]

@@ -181,12 +181,12 @@ def test_a_server_started_by_hand_survives(stubborn: Stubborn, tmp_path: Path) -
         by_hand.wait()
 
 
-def owner_of(stubborn: Stubborn) -> subprocess.Popen[bytes]:
-    """A process of ours that starts a tree and does nothing more."""
+def owner_of(stubborn: Stubborn, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A process of ours that starts a tree, handing it these variables, and does nothing more."""
     code = (
         "import sys, time; from pathlib import Path\n"
         "from tasks.engines.subprocesses import ProcessTree\n"
-        f"tree = ProcessTree({stubborn.command!r}, log=Path({str(stubborn.log)!r}))\n"
+        f"tree = ProcessTree({stubborn.command!r}, log=Path({str(stubborn.log)!r}), env={env!r})\n"
         "tree.start()\n"
         "time.sleep(600)\n"
     )
@@ -241,6 +241,56 @@ def test_what_a_killed_owner_and_its_killed_guard_left_the_next_run_ends(
     assert stubborn.alive() == []
     assert notes() == []
     assert end_leftovers() == []
+
+
+KEYS = {"VLLM_API_KEY": "sk-handed/over+1", "NAMED_TOKEN": 'a-second "word"'}
+
+
+def says_its_keys(stubborn: Stubborn) -> None:
+    """As aiohttp's errors do, which show a request's headers."""
+    script = Path(stubborn.command[1])
+    names = f"{{name: os.environ[name] for name in {tuple(KEYS)!r}}}"
+    script.write_text(f"import os\nprint('with', {names}, flush=True)\n{script.read_text()}")
+
+
+def shows(log: Path) -> list[str]:
+    return [value for value in KEYS.values() if value in log.read_text()]
+
+
+def test_keys_in_the_log_of_a_killed_owner_are_blotted_out(stubborn: Stubborn) -> None:
+    says_its_keys(stubborn)
+    owner = owner_of(stubborn, KEYS)
+    try:
+        stubborn.wait()
+        assert shows(stubborn.log) == list(KEYS.values()), "it did say them"
+        (guard,) = guards()
+        seen = " ".join([*guard.cmdline(), *guard.environ().values()])
+        assert not [value for value in KEYS.values() if value in seen]
+    finally:
+        owner.kill()
+    assert wait_until(lambda: notes() == [] and guards() == [], 60, every=0.05)
+    assert shows(stubborn.log) == []
+    assert f"with {{'VLLM_API_KEY': '{'*' * 16}', 'NAMED_TOKEN'" in stubborn.log.read_text()
+    owner.wait()
+
+
+def test_where_the_guard_was_killed_too_the_next_run_hides_the_keys_it_has_itself(
+    stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says_its_keys(stubborn)
+    owner = owner_of(stubborn, KEYS)
+    try:
+        stubborn.wait()
+        for guard in guards():
+            guard.kill()
+    finally:
+        owner.kill()
+        owner.wait()
+    assert shows(stubborn.log) == list(KEYS.values())
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    assert set(end_leftovers()) == set(stubborn.pids.values())
+    assert shows(stubborn.log) == []
 
 
 def test_a_guard_is_dismissed_by_a_proper_end(stubborn: Stubborn) -> None:
