@@ -8,18 +8,28 @@ from typing import Annotated
 import typer
 
 from flows.console import Json, as_encodable, say
+from registry.errors import Problem, UserError
 
 
 def plan(
     model: Annotated[
-        str, typer.Option(help="A model's folder, its config.json, or a bundle (MODEL@ALIAS).")
+        list[str],
+        typer.Option(
+            help="A model's folder, its config.json, or a bundle (MODEL@ALIAS). Several: on the "
+            "same GPUs, each in an engine of its own."
+        ),
     ],
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Sequences in flight at once.")
+        list[int] | None,
+        typer.Option(min=1, max=100_000, help="Sequences in flight at once; for each model."),
     ] = None,
     context: Annotated[
-        int | None,
-        typer.Option(min=1, max=100_000_000, help="Tokens of each: prompt and answer together."),
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=100_000_000,
+            help="Tokens of a sequence, prompt and answer together; for each model.",
+        ),
     ] = None,
     format: Annotated[
         str, typer.Option(help="Of the weights; auto: the configuration's.")
@@ -62,14 +72,38 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say how much memory a model needs, and which machines serve it; nothing is started."""
-    from flows.plan_rendering import plan_text
+    from flows.plan_rendering import plan_text, together_text
     from registry.gate_report import strict_line
-    from tasks.capacity import planned
+    from tasks.capacity import planned, planned_together
 
+    if len(model) > 1:
+        alone = {
+            "--all-formats": all_formats,
+            "--pp": pp > 1,
+            "--draft": draft,
+            "--traffic": traffic,
+            "--sla": sla,
+            "--current": current,
+        }
+        _refuse([name for name, given in alone.items() if given], len(model))
+        _complete(concurrency, context)
+        document, status = planned_together(
+            model,
+            concurrency=concurrency or [],
+            context=context or [],
+            format=format,
+            kv_dtype=kv_dtype,
+            tp=tp,
+            hardware=hardware or [],
+            utilization=utilization,
+            max_batched_tokens=max_batched_tokens,
+        )
+        say(as_encodable(strict_line(document)) if as_json else together_text(document))
+        raise typer.Exit(status)
     document, status = planned(
-        model,
-        concurrency=concurrency,
-        context=context,
+        model[0],
+        concurrency=_one("concurrency", concurrency),
+        context=_one("context", context),
         format=format,
         all_formats=all_formats,
         kv_dtype=kv_dtype,
@@ -85,3 +119,25 @@ def plan(
     )
     say(as_encodable(strict_line(document)) if as_json else plan_text(document))
     raise typer.Exit(status)
+
+
+def _one(name: str, values: list[int] | None) -> int | None:
+    if values is not None and len(values) > 1:
+        raise UserError.at(f"--{name}", "is given several times for one model", "give it once")
+    return values[0] if values else None
+
+
+def _complete(concurrency: list[int] | None, context: list[int] | None) -> None:
+    missing = [
+        Problem(f"--{name}", "is missing", "give it once for all models, or once for each")
+        for name, values in (("concurrency", concurrency), ("context", context))
+        if not values
+    ]
+    if missing:
+        raise UserError(missing)
+
+
+def _refuse(names: list[str], models: int) -> None:
+    if names:
+        what = f"{', '.join(names)} cannot be planned for {models} models on the same GPUs"
+        raise UserError.at("--model", what, "leave it out, or plan each model alone")

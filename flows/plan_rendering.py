@@ -39,6 +39,28 @@ def plan_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def together_text(document: dict[str, Any]) -> str:
+    """Several models on the same GPUs."""
+    lines = [
+        f"{one['model']}: {one['concurrency']} sequences of {one['context']} tokens, "
+        f"{one['format']}: {one['floor_bytes'] / GIB:.2f} GiB"
+        for one in document["models"]
+    ]
+    lines.append("")
+    for fit in document["fits"]:
+        cost, currency = fit["cost_per_month"], fit["currency"]
+        price = "" if cost is None else f", {cost:.0f} {currency} a month"
+        lines.append(f"{fit['hardware']}, {fit['gpus']} GPU(s){price}")
+        for engine in fit["engines"]:
+            words = " ".join(f"--{name} {value}" for name, value in engine["engine_args"].items())
+            lines.append(f"  {engine['model']}, {engine['format']}: vllm serve ... {words}")
+    if not document["fits"]:
+        lines.append("Nothing fits.")
+    lines += _ruled_lines(document)
+    lines += ["", *(f"note: {note}" for note in document["notes"])]
+    return "\n".join(lines)
+
+
 def _floor_lines(document: dict[str, Any]) -> list[str]:
     gpus = document["tp"] * document["pp"]
     head = f"{'GiB':<38}{'all GPUs':>12}" if gpus > 1 else f"{'GiB':<38}{'one GPU':>12}"

@@ -23,6 +23,7 @@ from registry.plan_parts import (
     RuledOut,
     Wish,
 )
+from registry.plan_together import together
 from registry.roofline import ASSUMED, MARK, Estimate
 from tasks.capacity_inputs import demand_of, limits_of, machine_of, machines_of, model_of
 
@@ -87,6 +88,64 @@ def planned(
     if running is not None:
         document["current"] = _waste(model, asked.demand, wish, limits, running, made)
     return document, EXIT_PASS if made.fits else EXIT_REFUSED
+
+
+def planned_together(
+    references: Sequence[str],
+    *,
+    concurrency: Sequence[int],
+    context: Sequence[int],
+    format: str = "auto",
+    kv_dtype: str = "auto",
+    tp: int | None = None,
+    hardware: Sequence[str] = (),
+    utilization: float,
+    max_batched_tokens: int,
+) -> tuple[dict[str, Any], int]:
+    """Several models on the same GPUs; one concurrency and context for all, or one for each."""
+    models = [model_of(reference, None) for reference in references]
+    each = []
+    for name, values in (("concurrency", concurrency), ("context", context)):
+        if len(values) not in (1, len(models)):
+            raise UserError.at(
+                f"--{name}",
+                f"is given {len(values)} times for {len(models)} models",
+                "give it once for all, or once for each",
+            )
+        each.append(values if len(values) > 1 else [values[0]] * len(models))
+    demands = [Demand(sequences, tokens, tokens) for sequences, tokens in zip(*each, strict=True)]
+    wish = Wish(
+        formats=(format,),
+        kv_dtype=kv_dtype,
+        tp=tp,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+    )
+    found, ruled = together(models, machines_of(hardware), demands, wish)
+    document = {
+        "models": [
+            _floor_document(model, demand, wish)
+            for model, demand in zip(models, demands, strict=True)
+        ],
+        "fits": [
+            {
+                "hardware": one.machine.name,
+                "tp": one.tp,
+                "gpus": one.tp,
+                "cost_per_month": one.cost_per_month,
+                "currency": one.machine.currency,
+                "memory_bytes": one.machine.memory_bytes,
+                "engines": [
+                    {"model": model.name, "share": share, **_fit(fit)}
+                    for model, share, fit in zip(models, one.shares, one.fits, strict=True)
+                ],
+            }
+            for one in found
+        ],
+        "ruled_out": [_ruled_out(one) for one in ruled],
+        "notes": ["engines on one GPU take its time from each other: no times are estimated"],
+    }
+    return document, EXIT_PASS if found else EXIT_REFUSED
 
 
 # -- what it says ----------------------------------------------------------------------------
@@ -293,4 +352,4 @@ def _waste(
     return found | {"says": says}
 
 
-__all__ = ["ALL_FORMATS", "planned"]
+__all__ = ["ALL_FORMATS", "planned", "planned_together"]

@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.plan_rendering import together_text
 from recipes.serve_rules import argument_problems
 from registry.capacity_plan import plan
 from registry.errors import UserError
@@ -24,7 +25,7 @@ from registry.model_shapes import shape_of
 from registry.plan_parts import Demand, Limits, Model, Wish
 from registry.roofline import Load, Work, decode_step, estimate, prefill
 from registry.settings import CHECKOUT
-from tasks.capacity import planned
+from tasks.capacity import planned, planned_together
 from tasks.capacity_inputs import limits_of, machine_of, machines_of
 
 CONFIGS = CHECKOUT / "tests" / "data" / "model_configs"
@@ -468,6 +469,63 @@ def test_limits_of_our_own_suites(tmp_path: Path) -> None:
     assert limits_of(None) == {}
     with pytest.raises(UserError, match="has no limit"):
         limits_of("retention_hit_rate")
+
+
+# -- several models on the same GPUs ---------------------------------------------------------
+
+
+def test_two_models_on_one_gpu() -> None:
+    words = ["plan", "--concurrency", "16", "--context", "4096", "--json"]
+    for name in ("llama_3_1_8b", "qwen2_5_7b"):
+        words += ["--model", str(CONFIGS / f"{name}.json")]
+    done = CliRunner().invoke(app, [*words, "--hardware", "h20", "--hardware", "a10"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output.splitlines()[-1])
+    h20 = only(told["fits"], hardware="nvidia_h20")
+    memory = math.floor(95.57 * GIB)
+    for engine, one in zip(h20["engines"], told["models"], strict=True):
+        share = math.ceil(100 * one["floor_bytes"] / memory) / 100
+        assert engine["engine_args"]["gpu-memory-utilization"] == engine["share"] == share
+        assert engine["estimate"] is None
+    assert h20["gpus"] == 1
+    # 24.37 and 18.88 GiB: on two A10 the shares would be 0.55 and 0.43.
+    a10 = only(told["fits"], hardware="nvidia_a10")
+    assert a10["gpus"] == 4
+    assert sum(engine["share"] for engine in a10["engines"]) <= 0.9
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--concurrency", "4"], "--context: is missing"),
+        (["--concurrency", "4", "--context", "64", "--sla", "demo"], "--sla cannot be planned for"),
+        (
+            ["--concurrency", "4", "--concurrency", "4", "--concurrency", "4", "--context", "64"],
+            "is given 3 times for 2 models",
+        ),
+        (["--concurrency", "4", "--context", "131073"], "more than the 131072"),
+    ],
+)
+def test_mistakes_with_several_models(more: list[str], message: str) -> None:
+    words = ["plan", "--model", str(LLAMA), "--model", str(LLAMA), *more]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, UserError)
+    assert message in str(done.exception)
+
+
+def test_what_does_not_fit_together() -> None:
+    asked = {"concurrency": [64], "context": [8192], "utilization": 0.9}
+    document, status = planned_together(
+        [str(LLAMA)] * 3,
+        **asked,
+        max_batched_tokens=2048,
+        hardware=["a100_40gb", "cpu_2core"],
+        tp=2,
+    )
+    assert status == 10
+    reasons = [one["reason"] for one in document["ruled_out"]]
+    assert "too little memory" in reasons[0] and "take turns" in reasons[1]
+    assert "Nothing fits." in together_text(document)
 
 
 # -- the whole -------------------------------------------------------------------------------
