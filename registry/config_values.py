@@ -7,6 +7,12 @@ from typing import Any
 
 from registry.errors import UserError
 
+LARGEST = 1 << 40
+"""Above every number of a model; keeps products within what prints."""
+
+MOST_LAYERS = 4096
+"""Each is an object here; the deepest published models have some 130."""
+
 _TAKE = "take the config.json that came with the model"
 
 
@@ -20,8 +26,10 @@ class ConfigValues:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def number(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; missing and null are `default`."""
+    def number(
+        self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST
+    ) -> int:
+        """A whole number from `least` to `most`; missing and null are `default`."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
@@ -30,6 +38,17 @@ class ConfigValues:
         if type(value) is not int or value < least:
             shown = "is missing" if value is None else f"is {str(value)[:60]!r}"
             raise self.error(name, f"{shown}; a whole number of at least {least} is needed")
+        if value > most:
+            raise self.error(name, f"is {str(value)[:60]}; no model has more than {most}")
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers; empty where there is none."""
+        value = self.values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            raise self.error(name, f"is {str(value)[:60]!r}, no list of whole numbers")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from registry.config_values import ConfigValues
+from registry.config_values import MOST_LAYERS, ConfigValues
 from registry.model_families import attention_weights, head_dim_of, mlp_weights
 from registry.shape_parts import LayerShape, ModelShape, Weight
 
@@ -27,6 +27,7 @@ def draft_shape(top: ConfigValues, max_len: Callable[[ConfigValues, str], int]) 
     """`max_len` reads the trained length. Raises `UserError` for what cannot be counted."""
     inner = top.section("transformer_layer_config") or top
     hidden, vocab = inner.number("hidden_size"), inner.number("vocab_size")
+    count = inner.number("num_hidden_layers", most=MOST_LAYERS)
     proposed = top.number("draft_vocab_size", vocab)
     target = top.number("target_hidden_size", hidden)
     embedding = Weight("embed_tokens", vocab, hidden, kind="embedding", split="vocab")
@@ -44,7 +45,7 @@ def draft_shape(top: ConfigValues, max_len: Callable[[ConfigValues, str], int]) 
         hidden=hidden,
         vocab=proposed,
         heads=inner.number("num_attention_heads"),
-        layers=tuple(_layer(inner, hidden, n) for n in range(inner.number("num_hidden_layers"))),
+        layers=tuple(_layer(inner, hidden, index) for index in range(count)),
         first=(embedding,),
         last=tuple(last),
         tied=False,

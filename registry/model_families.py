@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from registry.config_values import ConfigValues
+from registry.config_values import MOST_LAYERS, ConfigValues
 from registry.linear_attention import delta_net, full_layers
 from registry.shape_parts import LayerShape, Split, Weight
 
@@ -87,7 +87,7 @@ FAMILIES = {
 
 def layers_of(text: ConfigValues, family: Family) -> tuple[LayerShape, ...]:
     """Every decoder layer of a model, in order."""
-    count = text.number("num_hidden_layers")
+    count = text.number("num_hidden_layers", most=MOST_LAYERS)
     if family.gated:
         full = full_layers(text, count)
         return tuple(
@@ -332,7 +332,7 @@ def _has_experts(text: ConfigValues, family: Family, index: int) -> bool:
             raise text.error("moe_layer_freq", "is not 1: which layers have experts is not known")
         return index >= text.number("first_k_dense_replace", 0, least=0)
     if family.experts in ("qwen2_moe", "qwen3_moe"):
-        dense = text.values.get("mlp_only_layers") or []
+        dense = text.numbers("mlp_only_layers")
         step = text.number("decoder_sparse_step", 1)
         return index not in dense and (index + 1) % step == 0
     return True

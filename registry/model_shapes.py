@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from registry.config_values import ConfigValues
+from registry.config_values import LARGEST, ConfigValues
 from registry.draft_shapes import draft_shape, is_draft
 from registry.model_families import FAMILIES, Family, layers_of
 from registry.quantization_configs import quantization_of
@@ -77,7 +77,8 @@ def max_len_of(text: ConfigValues, model_type: str) -> int:
     if kind in _OWN_SCALE or rope.values.get("factor") is None:
         return length
     factor = rope.values["factor"]
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor < 1:
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not number or not 1 <= factor < LARGEST:
         raise rope.error("factor", f"is {str(factor)[:60]!r}, no number of at least 1")
     return int(length * factor)
 

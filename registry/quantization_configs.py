@@ -68,7 +68,18 @@ def _compressed_tensors(section: ConfigValues) -> Quantization:
         found.append((targets, _scheme(weights, inputs)))
     kv_dtype = "fp8" if section.has("kv_cache_scheme") else "auto"
     ignore = tuple(section.strings("ignore"))
+    for pattern in (*ignore, *(one for targets, _ in found for one in targets)):
+        _check_pattern(section, pattern)
     return Quantization("compressed-tensors", tuple(found), ignore, kv_dtype)
+
+
+def _check_pattern(section: ConfigValues, pattern: str) -> None:
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            what = f"has {pattern[:60]!r}, no regular expression: {error}"
+            raise section.error("ignore or targets", what, _REMEDY) from None
 
 
 def _scheme(weights: ConfigValues, inputs: ConfigValues | None) -> WeightFormat:

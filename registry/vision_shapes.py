@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.config_values import ConfigValues
+from registry.config_values import MOST_LAYERS, ConfigValues
 from registry.shape_parts import Split, Weight
 
 _PARTS = ("vision_config", "audio_config")
@@ -34,7 +34,7 @@ def vision_weights(top: ConfigValues, model_type: str, hidden: int) -> list[Weig
         Weight("multi_modal_projector", width, hidden, kind="other"),
         Weight("multi_modal_projector.norm", width, kind="norm"),
     ]
-    for _ in range(tower.number("num_hidden_layers")):
+    for _ in range(tower.number("num_hidden_layers", most=MOST_LAYERS)):
         found += _with_bias("vision.qkv", 3 * width, width, "column")
         found += _with_bias("vision.out_proj", width, width, "row")
         found += _with_bias("vision.fc1", inner, width, "column")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from registry.errors import UserError
 from registry.model_shapes import shape_of
-from tests.unit.shape_builders import draft, published, small, small_config
+from tests.unit.shape_builders import config, draft, published, small, small_config
 
 
 def test_llama_3_1_8b_by_hand() -> None:
@@ -153,6 +155,7 @@ def test_a_draft_by_hand() -> None:
         ({"vision_config": {"hidden_size": 8}}, "vision_config: is given beside llama"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "is 'bitsandbytes'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor: is '2'"),
+        ({"num_hidden_layers": 10**9}, "no model has more than 4096"),
         ({"rope_scaling": 8}, "rope_scaling: is '8', not an object"),
     ],
 )
@@ -162,6 +165,41 @@ def test_what_cannot_be_counted_is_refused_by_name(change: dict[str, Any], said:
     assert said in str(raised.value)
     assert all(one.where.startswith("folder/config.json") for one in raised.value.problems)
     assert all(one.remedy for one in raised.value.problems)
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**30), st.floats(), st.text(max_size=5),
+    st.lists(st.integers(0, 9), max_size=3), st.lists(st.text(max_size=3), max_size=3),
+    st.dictionaries(st.sampled_from(["factor", "type", "quant_method", "bits"]),
+                    st.one_of(st.integers(), st.floats(), st.text(max_size=4)), max_size=3),
+)  # fmt: skip
+BASES = [
+    small_config(),
+    small_config(model_type="qwen3", sliding_window=32, use_sliding_window=True),
+    small_config(model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2,
+                 sliding_window=32),
+    config("deepseek_v3") | {"num_hidden_layers": 4},
+    config("qwen3_next_80b") | {"num_hidden_layers": 4},
+    config("gemma_3_27b"),
+    {"architectures": ["Eagle3Speculator"], "transformer_layer_config": small_config()},
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_value_is_read_or_refused_with_its_place(data: st.DataObject) -> None:
+    written = dict(data.draw(st.sampled_from(BASES)))
+    key = data.draw(st.sampled_from([*written, "rope_scaling", "quantization_config", "head_dim"]))
+    inner = written[key] if isinstance(written.get(key), dict) else None
+    if inner and data.draw(st.booleans()):
+        changed = data.draw(st.sampled_from(list(inner)))
+        written[key] = inner | {changed: data.draw(VALUES)}
+    else:
+        written[key] = data.draw(VALUES)
+    try:
+        assert shape_of(written, "config.json").parameters > 0
+    except UserError as error:
+        assert all(one.where.startswith("config.json") and one.remedy for one in error.problems)
 
 
 def test_a_pattern_of_layers_must_fit_their_number() -> None:

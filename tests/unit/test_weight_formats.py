@@ -137,6 +137,7 @@ def test_gpt_oss_has_its_experts_alone_in_four_bits() -> None:
         (compressed(INT4 | {"group_size": None}), "group_size: is 0"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size: is [64, 64]"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits: is 3"),
+        (compressed(INT4, ignore=["re:("]), "no regular expression"),
         ({"quant_method": "awq", "bits": 4}, "q_group_size: is missing"),
     ],
 )
