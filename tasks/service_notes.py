@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from registry.errors import InfrastructureError, UserError
 from registry.settings import settings
+from registry.whole_files import write_whole
 from tasks.engines.subprocesses import identity
 
 SERVER = "prefect-server"
@@ -49,9 +50,7 @@ def services_dir() -> Path:
 def write_note(note: Note) -> None:
     path = _path(note.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(note)))
-    partial.rename(path)
+    write_whole(path, json.dumps(asdict(note)))
 
 
 def read_note(name: str) -> Note | None:

@@ -29,6 +29,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry.errors import InfrastructureError
+from registry.whole_files import write_whole
 from tasks.conversations import chat_of
 
 Row = Mapping[str, Any]
@@ -235,9 +236,7 @@ _ANSWERS = TypeAdapter(list[Answer])
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(_ANSWERS.dump_json(list(answers)))
-    partial.replace(path)
+    write_whole(path, _ANSWERS.dump_json(list(answers)).decode())
 
 
 def read_answers(path: Path) -> list[Answer] | None:

@@ -174,6 +174,7 @@ def main() -> None:
         job = json.loads(job_file.read_text(encoding="utf-8"))
         result = {"guidellm": version("guidellm"), "lag_ms": send(job)}
         result_file = Path(f"{base}.{number}.result.json")
+        # As `registry.whole_files`, which the Python that this runs in need not have.
         partial = result_file.with_suffix(".partial")
         partial.write_text(json.dumps(result), encoding="utf-8")
         partial.rename(result_file)

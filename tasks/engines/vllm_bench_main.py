@@ -53,6 +53,7 @@ def main() -> None:
         raw_file = Path(job["raw"])
         raw_file.write_text(json.dumps(raw, ensure_ascii=False), encoding="utf-8")
         result_file = Path(f"{base}.{number}.result.json")
+        # As `registry.whole_files`, which this environment cannot import.
         partial = result_file.with_suffix(".partial")
         partial.write_text(json.dumps({"vllm": vllm.__version__, "lag_ms": late}), encoding="utf-8")
         partial.rename(result_file)
