@@ -50,9 +50,7 @@ def levels_of(arrived: Ints, latency: Ints, window_s: float) -> Levels:
     known = latency != NO_TIME
     if not known.all():
         arrived, latency = arrived[known], latency[known]
-    starts = np.sort(arrived)
-    ends = arrived + latency
-    ends.sort()
+    starts, ends = starts_and_ends(arrived, latency)
     peak, peak_at = _peak(starts, ends)
     begin, span = int(starts[0]), int(ends[-1] - starts[0])
     area = float(latency.sum())
@@ -65,6 +63,13 @@ def levels_of(arrived: Ints, latency: Ints, window_s: float) -> Levels:
     del starts, ends
     little = _largest(binned(arrived, begin, step, latency), step, begin)
     return Levels(peak, peak_at, stable, area / span, little, STEPS * step / MICRO)
+
+
+def starts_and_ends(arrived: Ints, latency: Ints) -> tuple[Ints, Ints]:
+    """Both in order, of requests with an end."""
+    ends = arrived + latency
+    ends.sort()
+    return np.sort(arrived), ends
 
 
 def _peak(starts: Ints, ends: Ints) -> tuple[int, int]:

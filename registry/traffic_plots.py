@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from registry import plot_style as style
-from registry.traffic_levels import areas_of
+from registry.traffic_levels import areas_of, starts_and_ends
 from registry.traffic_requests import MICRO, NO_TIME, Requests, binned
 
 if TYPE_CHECKING:
@@ -112,12 +112,13 @@ def in_flight(requests: Requests, latency: NDArray[Any] | None, what: Drawn) -> 
     figure = style.new_figure(5.6)
     panels = style.new_axes(figure, 2)
     begin, last = int(requests.arrived.min()), int(requests.arrived.max())
-    known = latency is not None and latency != NO_TIME
-    starts, ends = requests.arrived, requests.arrived
+    arrived = starts = ends = requests.arrived
     if latency is not None:
-        starts = np.sort(requests.arrived[known])
-        ends = np.sort(requests.arrived[known] + latency[known])
-        begin, last = min(begin, int(starts[0])), max(last, int(ends[-1]))
+        known = latency != NO_TIME
+        if not known.all():
+            arrived, latency = arrived[known], latency[known]
+        starts, ends = starts_and_ends(arrived, latency)
+        last = max(last, int(ends[-1]))
     step = max(MICRO, -(-(last - begin) // POINTS))
     counts = binned(requests.arrived, begin, step)
     _line(panels[0], counts / step * MICRO, begin, step, what.zone, style.BLUE, "arrivals")

@@ -65,6 +65,8 @@ def profile_of(
     latency, latency_from, missing = _latency(log, assumed, notes)
     arrivals = arrivals_of(requests.arrived, zone)
     levels = levels_of(requests.arrived, latency, window_s) if latency is not None else None
+    if levels is not None and arrivals.resolution_s >= 1:
+        notes.append("times are whole seconds: what is in flight is known to about a second")
     first, last = int(requests.arrived.min()), int(requests.arrived.max())
     busiest = peak_rate(requests.arrived, window_s)
     if busiest is None:

@@ -13,15 +13,17 @@ import itertools
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from registry.errors import UserError
+from tasks import vllm_logs
 
 KINDS = {
     ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".parquet": "parquet", ".pq": "parquet",
+    ".parquet": "parquet", ".pq": "parquet", ".log": "vllm",
 }  # fmt: skip
 HEAD_ROWS = 200
 """Rows from which columns and units of time are told."""
@@ -54,7 +56,9 @@ def found(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(one for one in path.rglob("*") if one.is_file() and _kind(one))
             if not inside:
-                raise UserError.at(path, "holds no .csv, .jsonl or .parquet file", "name the log")
+                raise UserError.at(
+                    path, "holds no .csv, .jsonl, .parquet or .log file", "name the log"
+                )
             files += inside
         elif not path.exists():
             raise UserError.at(path, "does not exist", "name a request log")
@@ -63,8 +67,8 @@ def found(paths: Sequence[Path]) -> list[Path]:
         elif not _kind(path):
             raise UserError.at(
                 path,
-                "is no .csv, .tsv, .jsonl or .parquet file (nor .gz of the first three)",
-                "convert the log; vLLM's own text log holds no token counts",
+                "is no .csv, .tsv, .jsonl or .parquet file, and no .log of vLLM",
+                "convert the log; all but Parquet may also be .gz",
             )
         else:
             files.append(path)
@@ -89,6 +93,8 @@ def opened(path: Path) -> LogFile:
         if kind == "parquet":
             return _parquet(path)
         encoding = _encoding(path)
+        if kind == "vllm":
+            return _vllm(path, encoding)
         return _csv(path, encoding) if kind == "csv" else _jsonl(path, encoding)
     except UnicodeDecodeError as error:
         raise UserError.at(path, f"byte {error.start} is not {error.encoding}", "save it as UTF-8"
@@ -100,6 +106,11 @@ def opened(path: Path) -> LogFile:
 def readable(file: LogFile, folder: Path, number: int) -> Path:
     """A name for DuckDB: no pattern of `*` and `[`, and UTF-8 inside."""
     ending = "".join(file.path.suffixes[-2:] if file.path.suffix == ".gz" else [file.path.suffix])
+    if file.kind == "vllm":
+        place = folder / f"{number}.csv"
+        with place.open("w", encoding="utf-8", newline="") as out:
+            csv.writer(out).writerows([file.columns, *(row for _, row in _vllm_rows(file))])
+        return place
     if file.encoding.startswith("utf-16"):
         place = folder / f"{number}{ending.removesuffix('.gz')}"
         with text_of(file) as source, place.open("w", encoding="utf-8", newline="") as out:
@@ -128,6 +139,25 @@ def _encoding(path: Path) -> str:
         if begin.startswith(mark):
             return "utf-16"
     return "utf-8-sig"
+
+
+def _vllm(path: Path, encoding: str) -> LogFile:
+    file = LogFile(path, "vllm", vllm_logs.COLUMNS, [], encoding=encoding)
+    rows = [dict(zip(file.columns, row, strict=True)) for _, row in _vllm_rows(file)]
+    if not rows:
+        raise UserError.at(
+            path,
+            "holds no token counts as vLLM logs them",
+            "start vLLM with --enable-log-requests --enable-log-outputs and "
+            "VLLM_LOGGING_LEVEL=DEBUG, or name the log of a proxy that keeps `usage`",
+        )
+    return replace(file, head=rows[:HEAD_ROWS])
+
+
+def _vllm_rows(file: LogFile) -> list[tuple[int, list[str]]]:
+    last = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
+    with text_of(file, "replace") as lines:
+        return vllm_logs.rows_of(lines, last.year)
 
 
 def _csv(path: Path, encoding: str) -> LogFile:
@@ -227,6 +257,11 @@ def places(
         yield from _parquet_places(file, wanted)
     elif file.kind == "jsonl":
         yield from _jsonl_places(file, wanted)
+    elif file.kind == "vllm":
+        for index, (line, row) in enumerate(_vllm_rows(file)):
+            if index in wanted:
+                value = row[file.columns.index(wanted[index])]
+                yield f"line {line}", _shown(wanted[index], value)
     else:
         yield from _csv_places(file, wanted, named, refused)
 

@@ -74,6 +74,11 @@ def times_of(
         zone, why = offsets.pop(), "as the log's times"
     else:
         zone, why = "UTC", "no other zone was said"
+    if any(file.kind == "vllm" for file in files):
+        notes.append(
+            "vLLM's log has whole seconds and no year: the year is that of the file's date; a "
+            "server that ran with --max-log-len logged no more tokens than that"
+        )
     if plain:
         zone_word = asked_zone or "UTC"
         notes.append(f"times without a zone are read as {zone_word} (--timezone says another)")
