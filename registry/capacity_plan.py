@@ -175,7 +175,7 @@ def _one(
     peak = math.ceil((demand.peak or demand.concurrency) / replicas)
     sequences = max(share, min(most, peak))
     notes = [support.note] if support.note else []
-    if not own and name not in ("bf16", "fp16"):
+    if not own and name not in ("bf16", "fp16", "fp32"):
         notes.append(f"needs a checkpoint in {name}, which this one is not")
     return Fit(
         machine=machine,
@@ -218,31 +218,40 @@ def _replicas(
     """The fewest engines that hold the load, and hold the limits by the estimate; or why none."""
     fewest = math.ceil(demand.concurrency / most) if wish.replicas else 1
     last = demand.concurrency if wish.replicas else fewest
-    replicas = fewest
-    while True:
-        share = math.ceil(demand.concurrency / replicas)
-        floor = floor_of(model.shape, concurrency=share, context=demand.context, **how)
-        unit = support.unit or "bf16"
-        rate = machine.compute.get(unit)
-        work = Work(model.shape, machine, floor.per_gpu, rate, tp, wish.pp)
+    # Weights and a token's cache, which is all that an estimate takes, are those of any load.
+    parts = floor_of(model.shape, concurrency=1, context=demand.context, **how).per_gpu
+    rate = machine.compute.get(support.unit or "bf16")
+    work = Work(model.shape, machine, parts, rate, tp, wish.pp)
+
+    def found(replicas: int) -> Estimate:
         load = Load(
-            sequences=share,
+            sequences=math.ceil(demand.concurrency / replicas),
             context=demand.mean_context,
             prompt=demand.prompt or demand.context,
             output=demand.output,
             mean_prompt=demand.mean_prompt or demand.prompt or demand.context,
             rate=None if demand.rate is None else demand.rate / replicas,
         )
-        found = estimate(work, load, wish.max_batched_tokens)
-        broken = limits.broken(found)
-        overrun = found.prefill_share is not None and found.prefill_share >= 1
-        if not broken and not overrun:
-            return replicas, found
-        if replicas >= last:
-            what = "; ".join(broken) or "more prompts arrive than it can compute"
-            return f"estimate, not measured: with {replicas} replicas of {tp} GPUs {what}"
-        # The next number that leaves fewer sequences to each.
-        replicas = min(last, max(replicas + 1, math.ceil(demand.concurrency / max(1, share - 1))))
+        return estimate(work, load, wish.max_batched_tokens)
+
+    def broken(one: Estimate) -> list[str]:
+        if one.prefill_share is not None and one.prefill_share >= 1:
+            return ["more prompts arrive than it can compute"]
+        return limits.broken(one)
+
+    most_told = broken(found(last))
+    if most_told:
+        what = "; ".join(most_told)
+        return f"estimate, not measured: with {last} replicas of {tp * wish.pp} GPUs {what}"
+    # One more replica never makes a time longer.
+    low, high = fewest, last
+    while low < high:
+        middle = (low + high) // 2
+        if broken(found(middle)):
+            low = middle + 1
+        else:
+            high = middle
+    return low, found(low)
 
 
 def _machines(machine: Machine, gpus: int, replicas: int) -> int:

@@ -66,7 +66,12 @@ def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
         raise UserError.at(
             path, what, "name a model's folder, its config.json, or a bundle as MODEL@ALIAS"
         )
-    shape = shape_of(json_object(config), str(config))
+    try:
+        content = json_object(config)
+    except UserError as error:
+        remedy = "take the config.json that came with the model"
+        raise UserError.at(config, error.problems[0].what, remedy) from None
+    shape = shape_of(content, str(config))
     if not path.is_dir():
         return shape, None
     found = weights_of_checkpoint(path)

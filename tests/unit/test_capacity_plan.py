@@ -197,6 +197,23 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
         planned(str(tmp_path), concurrency=1, context=1, utilization=0.9, max_batched_tokens=2048)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1]", "is not a JSON object"),
+        (b"\xff\xfe", "cannot be read"),
+        (b'{"model_type": "bert", "hidden_size": 3}', "is 'bert'"),
+        (b'{"model_type": "llama"}', "hidden_size: is missing"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as at:
+        planned(str(path), concurrency=1, context=1, utilization=0.9, max_batched_tokens=2048)
+    assert at.value.problems[0].remedy and str(path) in at.value.problems[0].where
+
+
 # -- formats ---------------------------------------------------------------------------------
 
 
@@ -449,6 +466,22 @@ def test_limits_make_replicas(traffic: Path, tmp_path: Path) -> None:
     assert status == 10
     reason = document["ruled_out"][0]["reason"]
     assert reason.startswith("estimate, not measured: with 143 replicas of 4 GPUs tpot")
+
+
+def test_no_fewer_replicas_would_do() -> None:
+    shape, machine = model("qwen2_5_7b").shape, machine_of("nvidia_l20")
+    demand = Demand(143, 2450, 14_000, None, 2000, 450, 900, 180, 22.0)
+    limits = Limits({"tpot": 55})
+    fits = plan(model("qwen2_5_7b"), [machine], demand, Wish(replicas=True), limits).fits
+    assert {fit.tp for fit in fits} == {1, 2, 4}
+    for fit in fits:
+        work = Work(shape, machine, fit.floor.per_gpu, machine.compute["bf16"], fit.tp)
+        for replicas, holds in ((fit.replicas, True), (fit.replicas - 1, False)):
+            if replicas == 0:
+                continue
+            share = math.ceil(143 / replicas)
+            load = Load(share, demand.mean_context, 2000, 450, 900, 22.0 / replicas)
+            assert (not limits.broken(estimate(work, load, 2048))) == holds, (fit.tp, replicas)
 
 
 def test_a_profile_without_ends_of_requests(traffic: Path) -> None:
