@@ -24,7 +24,8 @@ root.handlers, root.propagate = [handler], False
 root.setLevel(logging.DEBUG)
 log = RequestLogger(max_log_len=None)
 params = SamplingParams(max_tokens=16)
-log.log_inputs("chatcmpl-a", "two\\nlines, prompt_token_ids: [1],", [1, 2, 3, 4], None, params, None)
+prompt = "two\\nlines, prompt_token_ids: [1],"
+log.log_inputs("chatcmpl-a", prompt, [1, 2, 3, 4], None, params, None)
 log.log_outputs("chatcmpl-a", "he\\nllo", [7, 8, 9], "stop")
 log.log_inputs("chatcmpl-b", "x", [1, 2], None, params, None)
 log.log_outputs("chatcmpl-b", "he", [7, 8], None, is_streaming=True, delta=True)
