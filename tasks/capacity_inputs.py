@@ -46,7 +46,8 @@ def model_of(reference: str, draft: Path | None) -> Model:
         from tasks.bundles import bundle_named, weights_as_gated
 
         bundle = bundle_named(reference)
-        weights_as_gated(bundle, reference)
+        if not all(part.path.is_dir() for part in (bundle.target, bundle.draft) if part):
+            weights_as_gated(bundle, reference)
         shape, size = _shape_and_size(bundle.target.path)
         part = bundle.draft.path if bundle.draft is not None and draft is None else draft
         return Model(shape, reference, _draft(part), size)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.plan_rendering import together_text
 from recipes.serve_rules import argument_problems
+from registry.bundle import Bundle, Part
 from registry.capacity_plan import plan
 from registry.errors import UserError
 from registry.format_support import kv_problem, support_of
@@ -25,6 +26,7 @@ from registry.model_shapes import shape_of
 from registry.plan_parts import Demand, Limits, Model, Wish
 from registry.roofline import Load, Work, decode_step, estimate, prefill
 from registry.settings import CHECKOUT
+from tasks import bundles
 from tasks.capacity import planned, planned_together
 from tasks.capacity_inputs import limits_of, machine_of, machines_of
 
@@ -195,6 +197,27 @@ def test_a_quantized_model_has_one_format() -> None:
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         planned(str(tmp_path), concurrency=1, context=1, utilization=0.9, max_batched_tokens=2048)
+
+
+def test_a_bundle_is_planned_with_its_draft(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folders in the store; nothing is hashed, nothing is fetched where they are there."""
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    content = json_object(LLAMA) | small
+    parts = {}
+    for name in ("target", "draft"):
+        parts[name] = Part(stage=name, key="k" * 8, below="model", digest="0" * 64)
+        parts[name].path.mkdir(parents=True)
+        (parts[name].path / "config.json").write_text(json.dumps(content))
+    whole = Bundle(name="b", engine_version="0.32", num_speculative_tokens=2, **parts)
+    monkeypatch.setattr(bundles, "bundle_named", lambda reference: whole)
+    asked = {"concurrency": 2, "context": 64, "utilization": 0.9, "max_batched_tokens": 2048}
+    document, _ = planned("small@champion", **asked, hardware=["h20"])
+    assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert document["draft_kv_bytes_per_token"] == document["kv_bytes_per_token"]
+    assert document["draft_weights_bytes"] == document["weights_bytes"]
 
 
 @pytest.mark.parametrize(
