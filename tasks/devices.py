@@ -50,6 +50,9 @@ PLACES = ("/run/lock", "/tmp")
 ASK_EVERY, SAY_EVERY = 0.2, 600.0
 """Seconds between two tries for a lock, and between two lines about one long wait."""
 
+HANDS_OVER = 2.0
+"""Seconds without a holder's record that need no word: the next one is about to write its own."""
+
 _mutex = threading.RLock()
 _depth = 0
 _held = ExitStack()
@@ -132,8 +135,7 @@ class _Lock:
 
 @contextmanager
 def _locked(device: str, what: str, deadline: float) -> Iterator[_Lock]:
-    path = lock_file(device)
-    descriptor = _wait_for(path, device, deadline)
+    descriptor = _Wait(device, deadline).descriptor()
     try:
         lock = _Lock(descriptor, what)
         try:
@@ -147,36 +149,64 @@ def _locked(device: str, what: str, deadline: float) -> Iterator[_Lock]:
         os.close(descriptor)
 
 
-def _wait_for(path: Path, device: str, deadline: float) -> int:
-    """The descriptor of the file, locked. Raises `InfrastructureError` after the deadline."""
-    began = time.monotonic()
-    said, said_at = "", began
-    while True:
-        descriptor = _opened(path)
+class _Wait:
+    """One wait for a device: first to be the next, then for the device itself.
+
+    Tries alone are not fair: who gives the device back and wants it again at once is always sooner
+    than one that tries every `ASK_EVERY` seconds. Whoever is the next holds a lock of its own,
+    which all others, the holder too, want before the device.
+    """
+
+    def __init__(self, device: str, deadline: float) -> None:
+        self._device, self._deadline = device, deadline
+        self._path = lock_file(device)
+        self._began = self._said_at = time.monotonic()
+        self._said = ""
+
+    def descriptor(self) -> int:
+        """Of the device's file, locked. Raises `InfrastructureError` after the deadline."""
+        turn = self._lock(self._path.with_suffix(".next"))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever cleans the folder may have removed the file: then a newcomer locks another.
-            if _same_file(descriptor, path):
-                if said:
-                    LOG.info("%s is free after %s", device, spell(time.monotonic() - began))
-                return descriptor
-        except BlockingIOError:
-            pass
-        except BaseException:
+            descriptor = self._lock(self._path)
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            os.close(turn)
+        if self._said:
+            LOG.info("%s is free after %s", self._device, spell(time.monotonic() - self._began))
+        return descriptor
+
+    def _lock(self, path: Path) -> int:
+        while True:
+            descriptor = _opened(path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever cleans the folder may have removed the file: then a newcomer locks
+                # another.
+                if _same_file(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
-            raise
-        holder = holder_text(_record(descriptor))
-        os.close(descriptor)
-        now = time.monotonic()
-        if now > deadline:
+            self._tell()
+            time.sleep(ASK_EVERY)
+
+    def _tell(self) -> None:
+        device = _opened(self._path)
+        record = _record(device)
+        os.close(device)
+        holder, now = holder_text(record), time.monotonic()
+        if now > self._deadline:
             raise InfrastructureError(
-                f"{device} was not free within {settings().device_wait:.0f} s "
-                f"(PILOTAGE_DEVICE_WAIT): {holder} holds it ({path})"
+                f"{self._device} was not free within {settings().device_wait:.0f} s "
+                f"(PILOTAGE_DEVICE_WAIT): {holder} holds it ({self._path})"
             )
-        if holder != said or now - said_at > SAY_EVERY:
-            LOG.info("waiting for %s: %s holds it", device, holder)
-            said, said_at = holder, now
-        time.sleep(ASK_EVERY)
+        changes_hands = not record and now - self._began < HANDS_OVER
+        if not changes_hands and (holder != self._said or now - self._said_at > SAY_EVERY):
+            LOG.info("waiting for %s: %s holds it", self._device, holder)
+            self._said, self._said_at = holder, now
 
 
 def _opened(path: Path) -> int:

@@ -127,6 +127,54 @@ def test_a_wait_has_a_limit_and_names_the_holder(
     assert not is_held()
 
 
+OFTEN = """
+import sys, time
+from pathlib import Path
+from tasks.devices import exclusive
+name, times, told = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+with exclusive("start"):
+    pass
+print("begins", flush=True)
+for _ in range(times):
+    with exclusive("a short stage"), told.open("a") as out:
+        out.write(name)
+        out.flush()
+        time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+def test_one_that_wants_it_again_at_once_starves_nobody(start: Start, tmp_path: Path) -> None:
+    """Without turns the greedy one had it 315 times in 15 s, and the other once."""
+    told = tmp_path / "told"
+    greedy = start(OFTEN, "g", "100000", str(told))
+    assert said(greedy, "begins")
+    other = start(OFTEN, "o", "5", str(told))
+    assert said(other, "begins") and said(other, "done")
+    assert greedy.poll() is None
+    between = told.read_text()
+    between = between[between.index("o") : between.rindex("o")]
+    assert between.count("o") == 4
+    assert 0 < between.count("g") < 100, between
+
+
+def test_a_killed_next_one_holds_up_nobody(start: Start) -> None:
+    first = start(HOLD, "training")
+    assert said(first, "held")
+    second = start(HOLD, "latency bf16")
+    assert second.stderr is not None and "waiting for cpu" in second.stderr.readline()
+    third = start(HOLD, "quantization")
+    assert third.stderr is not None
+    # For the device, though it is the second one that it has to wait for first.
+    assert f"waiting for cpu: process {first.pid} of" in third.stderr.readline()
+    second.kill()
+    second.wait()
+    assert first.stdin is not None
+    first.stdin.write("\n")
+    first.stdin.flush()
+    assert said(first, "given back") and said(third, "held")
+
+
 def test_a_killed_holder_holds_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start(HOLD, "training")
     assert said(first, "held")
