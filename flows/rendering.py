@@ -12,6 +12,7 @@ from rich.table import Table
 
 from eval_suites import loader as suites
 from eval_suites.schema import KINDS as SUITE_KINDS
+from eval_suites.traffic import TrafficProfile
 from recipes import loader
 from recipes.schema import KINDS as RECIPE_KINDS
 from registry.errors import Problem, UserError
@@ -202,7 +203,8 @@ def validate_files(paths: Sequence[Path]) -> int:
             files.append(path)
     if not files:
         raise UserError.at(", ".join(map(str, paths)), "no YAML file there", "name recipes/")
-    kinds = {**RECIPE_KINDS, **SUITE_KINDS}
+    # Written by `pilotage profile`; none comes with the checkout.
+    kinds = {**RECIPE_KINDS, **SUITE_KINDS, "traffic": TrafficProfile}
     for file in files:
         try:
             content = loader.read_yaml(file)

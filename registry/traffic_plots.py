@@ -66,7 +66,8 @@ def lengths(requests: Requests, what: Drawn) -> Figure:
         ("output", requests.output, what.main_output, style.GREEN),
     )
     largest = max(int(requests.prompt.max()), int(requests.output.max()), 2)
-    edges = np.unique(np.round(np.geomspace(1, largest + 1, BINS)))
+    smallest = max(1, min(int(requests.prompt.min()), int(requests.output.min())))
+    edges = np.unique(np.round(np.geomspace(smallest, largest + 1, BINS)))
     for axes, (name, values, main, colour) in zip(panels, named, strict=True):
         counts, _ = np.histogram(np.maximum(values, 1), edges)
         axes.stairs(counts / len(values) * 100, edges, fill=True, color=colour, alpha=0.75,
@@ -75,7 +76,7 @@ def lengths(requests: Requests, what: Drawn) -> Figure:
                      label="main range, P5 to P95")  # fmt: skip
         axes.set_ylabel("% of requests", fontsize=9)
         axes.set_ylim(bottom=0)
-    style.scale(panels[-1], "x", [1, largest], room=0.02)
+    style.scale(panels[-1], "x", [smallest, largest], room=0.02)
     panels[-1].set_xlabel("tokens of a request", fontsize=9)
     style.title(figure, "Lengths of prompts and outputs", what.about)
     style.legend(figure, panels)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from registry.errors import UserError
 from registry.traffic_requests import NO_TIME, Requests, Text
 from tasks.traffic_columns import chosen
-from tasks.traffic_files import LogFile, found, opened, places
+from tasks.traffic_files import HEAD_ROWS, LogFile, found, opened, places
 from tasks.traffic_scan import MISSING, Scan
 from tasks.traffic_times import LogTimes, times_of, unit_of_name
 
@@ -84,7 +84,7 @@ def read_log(paths: Sequence[Path], options: Options) -> ReadLog:
     if not any(file.columns for file in files):
         raise UserError.at(files[0].path, "holds no request", "name a log with requests")
     with_rows = [file for file in files if file.columns]
-    columns = [chosen(file.columns, options.columns, str(file.path)) for file in with_rows]
+    columns = [chosen(file.columns, options.columns, _where(file)) for file in with_rows]
     times = times_of(with_rows, columns, options.timezone, options.time_unit)
     kept = _Kept()
     with tempfile.TemporaryDirectory(prefix="pilotage-traffic-") as folder:
@@ -97,6 +97,11 @@ def read_log(paths: Sequence[Path], options: Options) -> ReadLog:
         if not file.columns
     ]
     return _checked(kept, times, options)
+
+
+def _where(file: LogFile) -> str:
+    """Columns of JSON are those of its first lines."""
+    return f"{file.path}, first {HEAD_ROWS} lines" if file.kind == "jsonl" else str(file.path)
 
 
 class _Kept:

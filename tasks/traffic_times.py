@@ -60,7 +60,7 @@ def times_of(
         unit_us[file.path] = 1.0
         if "arrived" in numeric[file.path]:
             unit_us[file.path] = _unit(file, taken["arrived"], asked_unit)
-        elif taken["arrived"] not in file.times:
+        else:
             for text in _values(file, taken["arrived"]):
                 found = _OFFSET.search(str(text).strip())
                 if found is None or len(str(text)) <= 10:

@@ -28,10 +28,13 @@ def write_profile(profile: TrafficProfile, path: Path) -> None:
 
 def write_load(profile: TrafficProfile, path: Path) -> LoadProfile:
     """Raises `UserError` where the log has no rate."""
-    load = load_of(profile)
+    load, main = load_of(profile), profile.main_range
     head = (
         f"# pilotage bench --bundle MODEL@ALIAS --load {shlex.quote(str(path))}\n"
         "# Made by `pilotage profile` from a log: lengths of its main range, mean and peak rate.\n"
+        f"# That range holds {main.share_of_requests:.1%} of the requests, "
+        f"{main.share_of_prompt_tokens:.1%} of prompt and "
+        f"{main.share_of_output_tokens:.1%} of output tokens.\n"
         "# It has no limits: write your `sla`, and a `search` instead of `rates` if you like.\n"
     )
     _write(path, head + _yaml(load.model_dump(mode="json", exclude_defaults=True)))

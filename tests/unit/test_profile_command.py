@@ -20,6 +20,7 @@ from eval_suites.loader import load_profile
 from eval_suites.percentiles import Percentile
 from eval_suites.traffic import TrafficProfile
 from flows.cli import app
+from flows.rendering import validate_files
 from recipes import loader
 from registry.errors import UserError
 from registry.traffic_prefix import shared_tokens
@@ -172,6 +173,7 @@ def test_the_schema_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     out = tmp_path / "traffic.yaml"
     profile_logs([write_csv(tmp_path / "log.csv", rows(20))], out=out)
     content = yaml.safe_load(out.read_text())
+    assert validate_files([out]) == 1
     out.write_text(yaml.safe_dump({**content, "peak_concurency": 3}))
     with pytest.raises(UserError, match=r"peak_concurency: unknown key\n.*peak_concurrency"):
         loader.load(str(out), "traffic", TrafficProfile)

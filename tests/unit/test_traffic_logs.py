@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,22 @@ def test_parquet_with_times_and_structs(tmp_path: Path) -> None:
     assert log.examples == [f"{tmp_path / 'log.parquet'}: row 3: timestamp = None"]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_parquet_times_without_a_zone_are_of_the_one_that_is_said(
+    tmp_path: Path, unit: str
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    local = pa.array([datetime(2025, 10, 9, 16, 53, 23)], pa.timestamp(unit))
+    table = pa.table({"ts": local, "prompt_tokens": [300], "output_tokens": [5]})
+    parquet.write_table(table, tmp_path / "log.parquet")
+    for zone in ("Asia/Shanghai", "+08:00"):
+        log = read(tmp_path / "log.parquet", timezone=zone)
+        assert values(log) == TWO[1:] and log.zone == zone
+    assert any("without a zone" in note for note in log.notes)
+
+
 def test_files_of_several_kinds_keep_what_all_of_them_have(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [f"{T0 + 3},300,5,2"])
     row = {"timestamp": "2025-10-09T08:53:20.5Z", "input_tokens": 100, "output_tokens": 20}
@@ -133,6 +150,8 @@ def test_zones(tmp_path: Path) -> None:
     log = read(plain, timezone="Asia/Shanghai")
     assert values(log) == TWO[:1] and log.zone == "Asia/Shanghai" and log.zone_from == "--timezone"
     assert any("without a zone" in note for note in read(plain).notes)
+    india = write_csv(tmp_path / "india.csv", ["2025-10-09 14:23:20.5,100,20,1"])
+    assert values(read(india, timezone="+05:30")) == TWO[:1]
     own = write_csv(tmp_path / "own.csv", ["2025-10-09T16:53:20.5+08:00,100,20,1"])
     assert (read(own).zone, read(own).zone_from) == ("+08:00", "as the log's times")
     with pytest.raises(UserError, match="Mars/Olympus: is no time zone"):
