@@ -361,6 +361,16 @@ def test_the_roofline_by_hand() -> None:
     assert estimate(work, Load(32, 8192, 8192, 101, 8192, rate=2 / first), 2048).tpot_ms == math.inf
 
 
+def test_a_measurement_of_somebody_else() -> None:
+    """75 tokens/s on an A100 with 40 GB, one sequence of 1024 + 128 tokens, vLLM 0.23
+    (johnmusgrave.com/p/vllm-throughput-latency-sweep-on): the assumed share of the bandwidth is
+    not far from what an engine reached."""
+    shape, machine = model().shape, machine_of("nvidia_a100_40gb")
+    parts = floor_of(shape, concurrency=1, context=1152).per_gpu
+    step = decode_step(Work(shape, machine, parts, machine.compute["bf16"], tp=1), 1, 1088)
+    assert step == pytest.approx(1 / 75, rel=0.05)
+
+
 def test_experts_that_no_token_asks_are_not_read() -> None:
     """Mixtral: 2 of 8 experts. One token reads a quarter of them, 64 tokens all but nothing."""
     shape = model("mixtral_8x7b").shape
