@@ -14,7 +14,8 @@ import logging
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,31 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not is_secret(name, value)}
 
 
+@contextmanager
+def secrets_aside(but: str) -> Iterator[None]:
+    """Without secrets in this process's environment, for a library that starts its own processes.
+
+    Those whose names begin with `but` stay: the library's own. What is written for people hides
+    all of them meanwhile as ever. To be as short as the start: other threads see it too.
+    """
+    secrets = {
+        name: value
+        for name, value in os.environ.items()
+        if is_secret(name, value) and not name.startswith(but)
+    }
+    _aside.update(secrets)
+    for name in secrets:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(secrets)
+        _aside.clear()
+
+
+_aside: dict[str, str] = {}
+
+
 def secret_values(environment: Mapping[str, str]) -> list[str]:
     """The secret words of an environment, the longest first. Pure.
 
@@ -89,7 +115,7 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     """`text` without secrets: those of the environment, and what looks like one anywhere."""
-    for value in secret_values(os.environ if environment is None else environment):
+    for value in secret_values({**os.environ, **_aside} if environment is None else environment):
         for spelled in _spellings(value):
             if spelled in text:
                 text = text.replace(spelled, HIDDEN)

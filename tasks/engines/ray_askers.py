@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InfrastructureError, UserError
+from registry.redaction import secrets_aside
 from tasks.engines.chat_wire import ChatRequest, ChatResult
 from tasks.engines.endpoints import Endpoint
 from tasks.engines.openai_chat import WAITING, Asker
@@ -259,16 +260,19 @@ def _local_cluster(workers: int, scratch: Path) -> Iterator[Any]:
         quiet = logging.getLogger("ray._private.authentication.authentication_token_setup")
         quiet.setLevel(logging.ERROR)
         try:
-            ray.init(
-                address="local",
-                num_cpus=workers,
-                num_gpus=0,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                configure_logging=False,
-                log_to_driver=False,
-                _temp_dir=folder,
-            )
+            # Its processes start their own with what they see now; the keys that workers need
+            # come with their endpoints.
+            with secrets_aside(but="RAY_"):
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    num_gpus=0,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    configure_logging=False,
+                    log_to_driver=False,
+                    _temp_dir=folder,
+                )
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(f"Ray does not start on this machine: {error}") from error
         try:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,23 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+PLANTED = {"OTHER_TOOLS_TOKEN": "planted-word-of-a-token", "SOME_DB": "pg://me:planted-pass@h/d"}
+
+
+def secrets_of(processes: list[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            words = " ".join(process.environ().values())
+            found += [value for value in PLANTED.values() if value in words]
+    return found
+
+
 def test_a_worker_that_is_killed_costs_its_rows_in_flight_a_second_request(
-    home: Path, tmp_path: Path
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
     count = 400
     teacher = Teacher(seconds=0.03)
     seen: dict[str, Any] = {}
@@ -108,6 +123,7 @@ def test_a_worker_that_is_killed_costs_its_rows_in_flight_a_second_request(
     def kill_one() -> None:
         wait_until(lambda: teacher.asked.total() > count // 3)
         workers = shard_workers()
+        seen["secrets"] = secrets_of(ray_processes())
         seen["workers"] = len(workers)
         seen["addresses"] = listening([*ray_processes(), psutil.Process()])
         seen["environment"] = workers[0].environ().get("RAY_USAGE_STATS_ENABLED")
@@ -123,6 +139,8 @@ def test_a_worker_that_is_killed_costs_its_rows_in_flight_a_second_request(
     assert seen["workers"] == WORKERS
     assert {ip.removeprefix("::ffff:") for ip in seen["addresses"]} == {"127.0.0.1"}
     assert seen["environment"] == "0"
+    assert seen["secrets"] == []
+    assert os.environ["OTHER_TOOLS_TOKEN"] == PLANTED["OTHER_TOOLS_TOKEN"], "put back"
     times = Counter(teacher.asked.values())
     assert set(times) <= {1, 2} and 0 < times[2] <= IN_FLIGHT
     lines = (tmp_path / "work" / "answers.jsonl").read_bytes().splitlines()

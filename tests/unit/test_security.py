@@ -6,6 +6,7 @@ import ast
 import html
 import json
 import logging
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,14 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from registry.errors import InfrastructureError, Problem, UserError
-from registry.redaction import blot, is_secret, redact_logs, redacted, without_secrets
+from registry.redaction import (
+    blot,
+    is_secret,
+    redact_logs,
+    redacted,
+    secrets_aside,
+    without_secrets,
+)
 from registry.settings import CHECKOUT
 from tests.planted import ALL, WORDS, leaks
 
@@ -218,3 +226,15 @@ def test_what_a_child_said_of_its_key_is_blotted_in_place(tmp_path: Path) -> Non
     assert (leaks(file.read_bytes()), file.stat().st_size) == ([], size)
     assert b"\nfine\n" in file.read_bytes()
     blot(tmp_path / "none", [word])
+
+
+def test_what_is_set_aside_is_hidden_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_TOOLS_TOKEN", "planted-word")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-library")
+    with pytest.raises(RuntimeError), secrets_aside(but="RAY_"):
+        assert "OTHER_TOOLS_TOKEN" not in os.environ
+        assert os.environ["RAY_AUTH_TOKEN"] == "of-the-library"
+        assert redacted("it says planted-word") == "it says ***"
+        raise RuntimeError
+    assert os.environ["OTHER_TOOLS_TOKEN"] == "planted-word"
+    assert redacted("it says planted-word") == "it says ***"
