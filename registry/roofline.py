@@ -80,6 +80,9 @@ def decode_step(work: Work, sequences: float, context: float) -> float | None:
         return None
     cached = sequences * sum(_in_window(layer, context) for layer in shape.layers)
     cached *= parts.kv_bytes_per_token / len(shape.layers)
+    # A state of linear attention is read and written, two bytes a value, however long the context.
+    states = sum(layer.state for layer in shape.layers) / (work.tp * work.pp)
+    cached += sequences * states * 2 * 2
     flops = 2.0 * (_layers(shape) + _head(shape)) * sequences
     flops += sequences * sum(
         _attention(shape, one, _in_window(one, context)) for one in shape.layers
