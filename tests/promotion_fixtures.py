@@ -20,9 +20,9 @@ from tests.promotion_builders import (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making them takes seconds, copying them does not."""
+    """A database with MLflow's tables, to be copied: making them takes seconds, a copy does not."""
     database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
     assert Tracker(f"sqlite:///{database}", database.parent).client.search_experiments()
     return database

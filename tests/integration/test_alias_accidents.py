@@ -24,11 +24,14 @@ from registry.tracking import Tracker
 from registry.versions import CHAMPION, PREVIOUS, PromotionRefused
 from tests.promotion_builders import BY, MODEL, bundle, held, is_sound, promoted, registered
 
+pytest_plugins = ["tests.promotion_fixtures"]
+
 
 @pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_versions(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with four versions, of which the first two were champion, one after another."""
     folder = tmp_path_factory.mktemp("mlflow")
+    shutil.copy(migrated, folder / "mlflow.db")
     tracker = Tracker(f"sqlite:///{folder / 'mlflow.db'}", folder / "mlartifacts")
     registered(tracker, 1, 2, 3, 4)
     promoted(Aliases(tracker.client, Ledger(tracker.uri), MODEL), 1, 2)
@@ -36,9 +39,9 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def aliases(migrated: Path, tmp_path: Path) -> Iterator[Aliases]:
+def aliases(with_versions: Path, tmp_path: Path) -> Iterator[Aliases]:
     database = tmp_path / "mlflow.db"
-    shutil.copy(migrated, database)
+    shutil.copy(with_versions, database)
     tracker = Tracker(f"sqlite:///{database}", tmp_path / "mlartifacts")
     yield Aliases(tracker.client, Ledger(tracker.uri), MODEL)
 

@@ -28,23 +28,16 @@ from registry.ledger import EMPTY, Draft, Ledger, Move
 from registry.outcome import CandidateOutcome, Verdict
 from registry.settings import settings
 from registry.store import Store
-from registry.tracking import TAG_KEY, StageRecord, Tracker
+from registry.tracking import TAG_KEY, StageRecord
 from registry.versions import TAG_PROMOTED, PromotionRefused, register_version
 from tasks import pruning
 from tasks.bundles import remember, serve_command, tracker
 from tasks.pruning import prune
 
+pytest_plugins = ["tests.promotion_fixtures"]
+
 MODEL = "support-student"
 LONG_AGO = datetime.now(UTC) - timedelta(days=60)
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making them takes seconds, copying them does not."""
-    database = tmp_path_factory.mktemp("mlflow") / "migrated.db"
-    made = Tracker(f"sqlite:///{database}", database.parent / "artifacts")
-    assert made.client.search_experiments()
-    return database
 
 
 @pytest.fixture(autouse=True)
