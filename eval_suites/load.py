@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from recipes.loader import cut
 from recipes.schema import Sampling, Written
 
 TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -35,7 +36,7 @@ class SlaClause(Written):
             return written
         found = _CLAUSE.fullmatch(written.strip().lower())
         if found is None:
-            raise ValueError(f"{written!r} is not [SCENARIO] METRIC PERCENTILE LIMIT, e.g. "
+            raise ValueError(f"{cut(written)} is not [SCENARIO] METRIC PERCENTILE LIMIT, e.g. "
                              "`e2el p99 2s`")  # fmt: skip
         scenario, metric, percent, number, unit = found.groups()
         limit = float(number) * (1000 if unit == "s" else 1)

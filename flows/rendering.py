@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.table import Table
 
 from eval_suites import loader as suites
@@ -204,7 +205,7 @@ def validate_files(paths: Sequence[Path]) -> int:
     if not files:
         raise UserError.at(", ".join(map(str, paths)), "no YAML file there", "name recipes/")
     # Written by `pilotage profile`; none comes with the checkout.
-    kinds = {**RECIPE_KINDS, **SUITE_KINDS, "traffic": TrafficProfile}
+    kinds: dict[str, type[BaseModel]] = {**RECIPE_KINDS, **SUITE_KINDS, "traffic": TrafficProfile}
     for file in files:
         try:
             content = loader.read_yaml(file)

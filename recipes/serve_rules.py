@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipes.loader import cut
+
 _OURS = "is set by the project, not by a recipe"
 _FILE = "names something outside of the bundle; put it into the model's folder"
 _CODE = "loads code that the bundle's digest does not cover"
@@ -134,9 +136,9 @@ def _value_problems(value: Any) -> Iterator[str]:
             yield from _value_problems(inner)
     elif isinstance(value, str):
         if _OUTSIDE.match(value):
-            yield f"{value!r} {_FILE}"
+            yield f"{cut(value)} {_FILE}"
         if re.match(r"-+[A-Za-z]", value):
-            yield f"{value!r} would be read as another argument"
+            yield f"{cut(value)} would be read as another argument"
 
 
 def _variable(name: str, value: str) -> str:
@@ -153,4 +155,4 @@ def _variable(name: str, value: str) -> str:
         return _VARIABLE_BEGINNINGS[beginning]
     if ending is not None:
         return _VARIABLE_ENDINGS[ending]
-    return f"{value!r} {_FILE}" if _OUTSIDE.match(value) else ""
+    return f"{cut(value)} {_FILE}" if _OUTSIDE.match(value) else ""

@@ -135,6 +135,12 @@ def test_a_fault_in_a_file_names_the_file() -> None:
         load_profile("mock_smoke", {"sla": ["e2el p99 two seconds"]})
 
 
+def test_an_endless_limit_is_shown_cut() -> None:
+    with pytest.raises(UserError) as told:
+        load_profile("mock_smoke", {"sla": ["e2el p99 " + "2" * 5000 + "z"]})
+    assert len(str(told.value)) < 500
+
+
 def test_a_profile_is_of_production_unless_it_says_otherwise() -> None:
     of_production = {name for name in shipped("load") if load_profile(name).production}
     assert of_production == {"customer_service_nvidia_a10"}
