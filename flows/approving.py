@@ -5,13 +5,14 @@ Nothing here moves an alias. How the run waits is in tasks/approval.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
 from flows.forms import PromoteRequest
 from registry.alias_moves import LOCK_WAIT, Aliases, shown
 from registry.alias_outcome import AliasOutcome, SmokeAnswer
-from registry.approval import Answer, NotApproved, record_no
+from registry.approval import TOO_LATE, Answer, NotApproved, record_no
 from registry.errors import UserError
 from registry.promotion import Backing
 from registry.provenance import actor_name
@@ -88,23 +89,58 @@ def check_answer(aliases: Aliases, found: Recorded, question: Question, answer: 
     else:
         what = f"{shown(answer.answered_by)} (as stated) said no: {shown(answer.reason)}"
         remedy = "no release asks about it again"
+    _tell_no(aliases, found, question, answer, reason=what if late else "", lapsed=late)
+    command = f'pilotage promote {question.reference} --approve --reason "..."'
+    raise NotApproved.at(
+        f"models:/{question.model}/{question.version}", what, f"{remedy}; by hand: `{command}`"
+    )
+
+
+def check_late_no(aliases: Aliases, found: Recorded, question: Question, answer: Answer) -> None:
+    """A no to what somebody else has promoted meanwhile gets its line, and takes nothing back.
+
+    Raises `NotApproved` for it: a person said no, and the version is in production. A yes, or a
+    deadline that passed, has nothing left to say.
+    """
+    if answer.approve or answer.answered_by == approval.NOBODY:
+        return
+    approval.forget_deadline()
+    yes = aliases.settle().moved(CHAMPION)
+    assert yes is not None, "it holds the alias"
+    _tell_no(aliases, found, question, answer, details={TOO_LATE: str(yes.sequence)})
+    raise NotApproved.at(
+        f"models:/{question.model}/{question.version}",
+        f"{shown(answer.answered_by)} (as stated) said no: {shown(answer.reason)}; but it is in "
+        f"production since {approval.spelled(yes.at)} by {shown(yes.actor)} (line {yes.sequence})",
+        f'to take it out: `pilotage rollback {question.model} --reason "..."`',
+    )
+
+
+def _tell_no(
+    aliases: Aliases,
+    found: Recorded,
+    question: Question,
+    answer: Answer,
+    *,
+    reason: str = "",
+    lapsed: bool = False,
+    details: Mapping[str, str] | None = None,
+) -> None:
+    """The line of the ledger. reason: in place of the answer's own."""
+    told = {"candidate": found.outcome.name, "run": found.run_id, **answer.told()}
     record_no(
         aliases,
         question.version,
         question.bundle,
         Backing(
             actor=answer.answered_by,
-            reason=what if late else answer.reason,
+            reason=reason or answer.reason,
             evidence=found.outcome.evidence,
             policy=found.facts.policy_digest,
-            details={"candidate": found.outcome.name, "run": found.run_id, **answer.told()},
+            details={**told, **(details or {})},
         ),
         question=question.run,
-        lapsed=late,
-    )
-    command = f'pilotage promote {question.reference} --approve --reason "..."'
-    raise NotApproved.at(
-        f"models:/{question.model}/{question.version}", what, f"{remedy}; by hand: `{command}`"
+        lapsed=lapsed,
     )
 
 

@@ -21,6 +21,7 @@ from flows.approving import (
     ask_person,
     asks_a_person,
     check_answer,
+    check_late_no,
     tell_moved,
 )
 from flows.endings import Ended, line, move_ended, told
@@ -92,8 +93,9 @@ def promoted(request: PromoteRequest) -> AliasOutcome:
     expected = expected_holder(request, question, holder)
     actor = request.actor or actor_name()
     reason = request.reason
-    if question is not None and answer is not None and holder != question.version:
-        check_answer(aliases, found, question, answer)
+    if question is not None and answer is not None:
+        check = check_late_no if holder == question.version else check_answer
+        check(aliases, found, question, answer)
     if found.version is None or holder != found.version:
         aliases.check_holder(state, request.alias, expected)
         policy = digest_of(load_policy(request.policy)) if request.policy else None

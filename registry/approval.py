@@ -23,6 +23,9 @@ NOBODY = "nobody (deadline)"
 QUESTION_RUN = "question"
 """Among a line's details: id of the flow run that asked."""
 
+TOO_LATE = "too_late"
+"""Among a no's details: number of the line by which somebody else had promoted the version."""
+
 
 class NotApproved(PromotionRefused):
     """A person said no, or nobody answered in time."""

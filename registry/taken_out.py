@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.alias_moves import State, shown
-from registry.approval import NotApproved
+from registry.approval import TOO_LATE, NotApproved
 from registry.ledger_lines import Entry
 from registry.versions import CANDIDATE, CHAMPION, PromotionRefused
 
@@ -32,12 +32,13 @@ def taken_out(state: State) -> list[TakenOut]:
     """What was decided against and not promoted since, in the order of the decisions. Pure.
 
     By a rollback, by moving the alias outside and owning up to it, or by a no to a question. A
-    question that ran out of time is no such no: the next release asks again.
+    question that ran out of time is no such no: the next release asks again. Nor is a no that came
+    after somebody else's yes: what is in production leaves it by a rollback.
     """
     found: list[TakenOut] = []
     for line in state.entries:
         move = line.moves.get(CHAMPION)
-        if line.action == "reject":
+        if line.action == "reject" and TOO_LATE not in line.details:
             version, what = int(line.details["version"]), REJECTED
         elif line.action in ("rollback", "adopt") and move is not None and move.before is not None:
             version, what = move.before, ROLLED_BACK

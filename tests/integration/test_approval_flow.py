@@ -161,6 +161,41 @@ def test_no_and_none_move_nothing_and_have_one_line(
     is_sound(aliases)
 
 
+def test_a_no_to_what_somebody_promoted_meanwhile_is_told_and_takes_nothing_back(
+    aliases: Aliases, engine: Engine, asked: Asked
+) -> None:
+    two = waiting(aliases)
+    promoting(f"{MODEL}@2", approve=True, reason="seen")
+    yes = aliases.ledger.entries(MODEL)[-1]
+    before = held(aliases)
+    asked(2, two, 1, answer(False))
+    engine.asked = []
+    for _ in range(2):  # killed after the line, and run again
+        with pytest.raises(NotApproved, match=r"Mei \(as stated\) said no") as refused:
+            promoting(f"{MODEL}@2")
+    assert f"in production since {yes.at:%Y-%m-%d %H:%M} UTC by mei" in str(refused.value)
+    assert f"pilotage rollback {MODEL} --reason" in str(refused.value)
+    assert engine.asked == [] and held(aliases) == before
+    *_, last, line = aliases.ledger.entries(MODEL)
+    assert last == yes, "one line for one no"
+    assert (line.action, line.actor, line.reason) == ("reject", "Mei", "looked at the report")
+    assert (line.details["too_late"], line.moves) == (str(yes.sequence), {})
+    # The next night may choose it: to stay what it is.
+    assert without_rolled_back(MODEL, [outcome(two)])[1] == []
+    is_sound(aliases)
+
+
+def test_a_deadline_of_what_somebody_promoted_meanwhile_says_nothing(
+    aliases: Aliases, engine: Engine, asked: Asked
+) -> None:
+    two = waiting(aliases)
+    promoting(f"{MODEL}@2", approve=True, reason="seen")
+    lines = len(actions(aliases))
+    asked(2, two, 1, answer(False, NOBODY, NOON + timedelta(hours=1)))
+    assert not promoting(f"{MODEL}@2").changed
+    assert len(actions(aliases)) == lines
+
+
 def test_the_champion_moved_while_a_person_thought(
     aliases: Aliases, engine: Engine, asked: Asked
 ) -> None:
