@@ -31,12 +31,13 @@ from tasks.engines.ports import listener, listens
 from tasks.engines.subprocesses import (
     MARKER,
     end_leftovers,
+    end_of,
     end_processes,
     identity,
-    last_lines,
     marked,
     wait_until,
 )
+from tasks.prefect_server import ORIGINS
 from tasks.progress import LOG
 from tasks.service_notes import (
     SERVER,
@@ -58,7 +59,6 @@ _RETENTION = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
 }
 """Runs that ended longer ago go, so that the database stays small (`maintain` looks)."""
-_ORIGINS = "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"
 _CSRF = "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"
 _DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 _LOG_BYTES = 50 << 20
@@ -177,7 +177,7 @@ def _server() -> Service:
     words = ["server", "start", "--host", HOST, "--port", str(port)]
     return Service(
         SERVER,
-        [sys.executable, "-m", "prefect", "--no-prompt", *words],
+        [sys.executable, "-m", "tasks.prefect_server", "--no-prompt", *words],
         lambda note: _answers(f"{url}/api/health"),
         port=port,
         url=url,
@@ -188,7 +188,7 @@ def _server() -> Service:
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(port),
             # Its own pages only: by default any page that a browser here shows may read it.
-            _ORIGINS: os.environ.get(_ORIGINS, f"{url},http://localhost:{port}"),
+            ORIGINS: os.environ.get(ORIGINS, f"{url},http://localhost:{port}"),
             # A page of another site can send a request, and cannot know a token for it.
             _CSRF: os.environ.get(_CSRF, "true"),
             # A server that is started again knows which runs hold which slots.
@@ -330,15 +330,13 @@ def _start(service: Service, before: Note | None) -> Note:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise InfrastructureError(
-                f"{service.name} ended with status {process.returncode}; the end of {log}:\n"
-                f"{last_lines(log)}"
+                f"{service.name} ended with status {process.returncode}; {end_of(log)}"
             )
         if service.ready(note) and (service.port is None or listens(note.pid, service.port)):
             return note
         time.sleep(0.5)
     raise InfrastructureError(
-        f"{service.name} did not answer within {START_SECONDS:.0f} s; the end of {log}:\n"
-        f"{last_lines(log)}"
+        f"{service.name} did not answer within {START_SECONDS:.0f} s; {end_of(log)}"
     )
 
 

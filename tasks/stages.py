@@ -185,7 +185,7 @@ def _make(
             if attempt == TRIES or isinstance(error, Busy):
                 raise
             pause = 2.0**attempt * random.uniform(0.5, 1.5)
-            LOG.warning("%s: %s; trying again in %.0f s", stage.title, error, pause)
+            LOG.warning("%s: trying again in %.0f s: %s", stage.title, pause, error)
             time.sleep(pause)
     if ref.reused:
         LOG.info("%s: reused (%s)", title, ref.key[:12])

@@ -35,7 +35,7 @@ YEARS_US = (631_152_000_000_000, 7_258_118_400_000_000)
 """1990 to 2200."""
 
 MOST_SEGMENTS = 1000
-TEXTS = 20_000
+TEXTS = 10_000
 """Prompts that are compared for shared prefixes."""
 
 FAILED = "failed request"

@@ -15,15 +15,19 @@ from registry.errors import InfrastructureError, UserError
 from tasks.traffic_files import LogFile, readable
 
 BATCH = 200_000
-MEMORY = "200MB"
-"""Of DuckDB's own buffers; beyond, it writes to the temporary folder."""
+MEMORY_MB = 2000
+"""Limit of DuckDB's own buffers, and no more than that: ten million short rows take a tenth. Beyond,
+it writes to the temporary folder."""
+
+VECTOR = 2048
+"""Rows that DuckDB works on at once; where they hold long prompts, several copies of so many."""
 
 MISSING = float("-inf")
 LONGEST_RECORD = 1 << 20
 """Bytes of a CSV record; larger buffers take more memory than all else. No `buffer_size` is set:
 with one of 16 MiB, DuckDB 2.0.1 refused 26 good records of ten million."""
 
-SAMPLED_TEXTS = 50_000
+SAMPLED_TEXTS = 15_000
 LONGEST_PREFIX = 20_000
 """Characters of a prompt that are compared."""
 
@@ -44,7 +48,7 @@ class Scan:
         self.connection = duckdb.connect(
             config={
                 "threads": min(4, os.cpu_count() or 1),
-                "memory_limit": MEMORY,
+                "memory_limit": f"{MEMORY_MB}MB",
                 "temp_directory": str(folder / "spilled"),
                 # Nothing is fetched from anywhere.
                 "autoinstall_known_extensions": "false",
@@ -54,6 +58,8 @@ class Scan:
 
     def open(self, file: LogFile, number: int, taken: dict[str, str], numeric: set[str]) -> Reading:
         path = readable(file, self.folder, number)
+        megabytes = MEMORY_MB + round(4 * VECTOR * row_bytes(file) / 1e6)
+        self.connection.execute(f"set memory_limit = '{megabytes}MB'")
         return Reading(self, file, path, taken, numeric)
 
 
@@ -183,10 +189,14 @@ class Reading:
 
     def _every(self) -> int:
         """One of so many prompts is taken: about `SAMPLED_TEXTS` of all."""
-        sizes = [sum(len(str(value)) for value in row.values()) for row in self.file.head]
-        mean = max(20.0, sum(sizes) / max(1, len(sizes)))
-        rows = self.file.path.stat().st_size / mean
+        rows = self.file.path.stat().st_size / row_bytes(self.file)
         return max(1, round(rows / SAMPLED_TEXTS))
+
+
+def row_bytes(file: LogFile) -> float:
+    """About, of the first rows."""
+    sizes = [sum(len(str(value)) for value in row.values()) for row in file.head]
+    return max(20.0, sum(sizes) / max(1, len(sizes)))
 
 
 def _array(name: str, column: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from registry.errors import InfrastructureError
 from registry.whole_files import write_whole
-from tasks.engines.subprocesses import ProcessTree, wait_until
+from tasks.engines.subprocesses import ProcessTree, end_of, wait_until
 
 
 class JobProcess:
@@ -66,9 +66,7 @@ class JobProcess:
             how = (
                 f"ended with status {status}" if status is not None else f"gave none in {limit:g} s"
             )
-            raise InfrastructureError(
-                f"{self.tool} {how}; the end of {self._tree.log}:\n{self._tree.last_lines()}"
-            )
+            raise InfrastructureError(f"{self.tool} {how}; {end_of(self._tree.log)}")
         result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
         return result
 

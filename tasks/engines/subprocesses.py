@@ -212,10 +212,6 @@ class ProcessTree:
                 pass
         return list(tree.values())
 
-    def last_lines(self, count: int = 15) -> str:
-        """The end of the log, for an error message."""
-        return last_lines(self.log, count)
-
 
 def last_lines(log: Path, count: int = 15) -> str:
     """The last `count` non-empty lines of a text file; empty when it cannot be read."""
@@ -226,6 +222,12 @@ def last_lines(log: Path, count: int = 15) -> str:
     except OSError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def end_of(log: Path) -> str:
+    """For the end of an error message: the last lines below the log's name."""
+    lines = last_lines(log)
+    return f"the end of {log}:\n{lines}" if lines else f"nothing stands in {log}"
 
 
 def run_job(
@@ -257,8 +259,7 @@ def run_job(
         status = tree.wait(timeout or settings().stage_timeout, result_file)
     if not result_file.exists():
         raise InfrastructureError(
-            f"{module} ended with status {status} and no result; the end of {log}:\n"
-            f"{last_lines(log)}"
+            f"{module} ended with status {status} and no result; {end_of(log)}"
         )
     result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
     if "error" in result:

@@ -414,3 +414,12 @@ def test_the_status_of_what_was_ended_is_its_own(tmp_path: Path) -> None:
     with ProcessTree(["sleep", "600"], log=tmp_path / "log") as tree:
         assert tree.poll() is None
     assert tree.poll() == -signal.SIGTERM
+
+
+def test_a_process_that_wrote_nothing_ends_without_an_empty_place(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError) as told:
+        run_job("signal", {}, log=tmp_path / "quiet.log", python=sys.executable)
+    said = str(told.value)
+    assert (
+        said == f"signal ended with status 0 and no result; nothing stands in {tmp_path}/quiet.log"
+    )
