@@ -43,8 +43,8 @@ copy (
 """
 BARE = """
 import duckdb, sys
-from tasks.traffic_scan import MEMORY
-connection = duckdb.connect(config={"threads": 2, "memory_limit": MEMORY})
+from tasks.traffic_scan import MEMORY_MB
+connection = duckdb.connect(config={"threads": 2, "memory_limit": f"{MEMORY_MB}MB"})
 print(connection.execute(sys.argv[1]).fetchall())
 """
 READS = {

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from registry.errors import UserError
+from registry.errors import InfrastructureError, UserError
 from registry.traffic_requests import MICRO, NO_TIME
+from tasks import traffic_scan
 from tasks.traffic_logs import Options, ReadLog, read_log
 from tests.unit.traffic_builders import HEADER, write_csv
 
@@ -270,6 +271,20 @@ def test_places_are_right_far_into_a_large_file(tmp_path: Path) -> None:
         "line 420002: record: missing columns: 1,2",
         "line 450001: prompt_tokens = 'last'",
     ]
+
+
+def test_want_of_memory_is_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_scan, "MEMORY_MB", 20)
+    row = {"arrived": T0, "prompt_tokens": 5000, "output_tokens": 5, "prompt": "word"}
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        "\n".join([json.dumps(row), json.dumps({**row, "prompt": "word" * 10_000})] * 999)
+    )
+    monkeypatch.setattr(traffic_scan, "row_bytes", lambda file: 20.0)
+    with pytest.raises(InfrastructureError, match=r"log\.jsonl: Out of Memory"):
+        read(path)
+    monkeypatch.undo()
+    assert len(read(path).requests) == 1998
 
 
 def test_failed_requests_are_left_out_and_are_no_mistake(tmp_path: Path) -> None:
