@@ -160,13 +160,21 @@ def pool_of(
     pp: int = 1,
     block: int = BLOCK,
     draft: ModelShape | None = None,
+    state_width: int | None = None,
 ) -> Pool:
     """`kv_dtype` as `kv_dtype_of` gives it. A draft's layers lie on the last stage.
+
+    `state_width`: bytes of a value of linear attention's matrix; None: the model's dtype, as on
+    GPUs. vLLM's CPU platform takes float32.
 
     Raises `UserError` where vLLM has no layout for the mixture of layers.
     """
     stages = stage_of_layers(len(shape.layers), pp)
-    state = max(layer.state for layer in shape.layers) // tp * _WIDTHS[shape.dtype]
+    width = _WIDTHS[shape.dtype]
+    state = max(
+        layer.state // tp * width + layer.state_matrix // tp * (state_width or width)
+        for layer in shape.layers
+    )
     if state:
         return _with_states(shape, stages, kv_dtype, tp, block, state, draft)
     layers = [
@@ -274,13 +282,22 @@ def kv_tokens(
     draft: ModelShape | None = None,
     max_batched_tokens: int = MAX_BATCHED_TOKENS,
     batches: int = 1,
+    state_width: int | None = None,
 ) -> int:
     """The tokens that vLLM prints at start for this budget on each GPU; 0: it refuses to start.
 
     "GPU KV cache size: N tokens". `max_len` is its max-model-len; `batches` how many it has in
     flight, 2 with asynchronous scheduling (only sliding windows ask).
     """
-    pool = pool_of(shape, kv_dtype_of(shape, kv_dtype), tp=tp, pp=pp, block=block, draft=draft)
+    pool = pool_of(
+        shape,
+        kv_dtype_of(shape, kv_dtype),
+        tp=tp,
+        pp=pp,
+        block=block,
+        draft=draft,
+        state_width=state_width,
+    )
     blocks = min(budget_bytes // pool.block_bytes(stage) for stage in range(pp))
     request = pool.most(max_len, batches * max_batched_tokens)
     if blocks - 1 < request:

@@ -24,8 +24,8 @@ def full_layers(text: ConfigValues, count: int) -> list[bool]:
     return [one == "full_attention" for one in types]
 
 
-def delta_net(text: ConfigValues) -> tuple[int, list[Weight]]:
-    """Values of the state of one sequence (convolution and matrix), and weights.
+def delta_net(text: ConfigValues) -> tuple[int, int, list[Weight]]:
+    """Values of the state of one sequence, of the convolution and of the matrix; weights.
 
     `MambaStateShapeCalculator.gated_delta_net_state_shape` of vLLM 0.32, without a draft.
     """
@@ -44,4 +44,4 @@ def delta_net(text: ConfigValues) -> tuple[int, list[Weight]]:
         Weight("linear_attn.norm", value, kind="norm"),
         Weight("linear_attn.out_proj", hidden, values, split="row"),
     ]
-    return mixed * (kernel - 1) + value_heads * value * key, found
+    return mixed * (kernel - 1), value_heads * value * key, found

@@ -103,7 +103,7 @@ def _linear(text: ConfigValues, family: Family, index: int) -> LayerShape:
     hidden = text.number("hidden_size")
     norms = [Weight(f"norm.{place}", hidden, kind="norm") for place in range(family.norms)]
     experts, per_token, widest, mlp = _feed_forward(text, family, index)
-    state, attention = delta_net(text)
+    state, matrix, attention = delta_net(text)
     return LayerShape(
         attention="linear",
         kv_heads=0,
@@ -112,6 +112,7 @@ def _linear(text: ConfigValues, family: Family, index: int) -> LayerShape:
         weights=(*attention, *mlp, *norms),
         widest=widest,
         state=state,
+        state_matrix=matrix,
         experts=experts,
         experts_per_token=per_token,
     )

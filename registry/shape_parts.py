@@ -45,8 +45,9 @@ class LayerShape:
     """One decoder layer, and what it caches of a token.
 
     `mla`: one latent vector of `head_dim` values, no V (`v_head_dim` 0, `kv_heads` 1).
-    `sliding`: only the last `window` tokens. `linear`: no token, but one `state` of so many values
-    for a sequence, split over GPUs, in the model's dtype. `widest` is the largest row that the
+    `sliding`: only the last `window` tokens.`linear`: no token, but a state for
+    a sequence, split over GPUs: `state` values of a convolution and `state_matrix` values beside
+    them. `widest` is the largest row that the
     feed-forward part holds of a token, in values, gate and up together.
     """
 
@@ -58,6 +59,7 @@ class LayerShape:
     widest: int
     window: int | None = None
     state: int = 0
+    state_matrix: int = 0
     experts: int = 0
     experts_per_token: int = 0
     latent_copy: int = 0

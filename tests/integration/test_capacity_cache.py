@@ -89,7 +89,7 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
             "head": layer.head_dim,
             "window": layer.window,
             # Two KV heads of 256: what a page of attention takes.
-            "state": layer.state // tp,
+            "state": layer.state // tp + layer.state_matrix // tp,
             "page": case.get("block", 16) * max(1, 2 // tp) * 2 * 256 * 2,
         }
         stages[stage].append(described)

@@ -12,6 +12,7 @@ import pytest
 from registry.json_files import json_object
 from registry.kv_cache import kv_tokens
 from registry.model_shapes import ModelShape, shape_of
+from registry.provenance import hardware
 from registry.settings import settings
 from tasks.engines import random_llama
 from tasks.engines.vllm_server import VllmServer
@@ -32,13 +33,16 @@ ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 CPU_BLOCK, CPU_LATENT_BLOCK = 128, 16
 """Tokens of a block that vLLM's CPU platform takes."""
 
+CPU_STATE_WIDTH = 4 if "avx512_bf16" in hardware()["flags"] else None
+"""It keeps the matrices of linear attention in float32 where this makes them fast."""
+
 LATENT = {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 128,
+    "kv_lora_rank": 512,
     "q_lora_rank": None,
-    "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
@@ -46,6 +50,21 @@ LATENT = {
     "first_k_dense_replace": 1,
     "n_group": 1,
     "topk_group": 1,
+    # What vLLM asks before it loads the correction of the router; transformers writes none.
+    "topk_method": "noaux_tc",
+}
+
+
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
 }
 
 
@@ -143,6 +162,7 @@ def check(target: Path, own: Path | None, log: Path, block: int = CPU_BLOCK) -> 
         block=block,
         draft=read(own) if own else None,
         max_batched_tokens=BATCHED,
+        state_width=CPU_STATE_WIDTH,
     )
     assert planned > MAX_LEN
     with VllmServer(
@@ -184,6 +204,12 @@ def test_every_head_shape(
     target = model(tmp_path / "model", kind, **changes)
     own = None if drafted is None else draft(tmp_path / "draft", target, **drafted)
     check(target, own, tmp_path / "server.log")
+
+
+@pytest.mark.fault
+def test_states_beside_a_cache(tmp_path: Path) -> None:
+    target = model(tmp_path / "model", "Qwen3Next", **DELTA_NET)
+    check(target, None, tmp_path / "server.log")
 
 
 @pytest.mark.fault

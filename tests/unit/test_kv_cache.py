@@ -84,7 +84,7 @@ def test_qwen3_next_by_hand() -> None:
     34 blocks of 16 tokens are needed for a page that holds it: 544 tokens."""
     shape = published("qwen3_next_80b")
     state = 3 * 8192 + 32 * 128 * 128
-    assert {layer.state for layer in shape.layers} == {0, state}
+    assert {layer.state + layer.state_matrix for layer in shape.layers} == {0, state}
     assert ceil(2 * state / (16 * 2048)) * 16 == 544
     pool = pool_of(shape, "bfloat16")
     assert [(len(one.layers), one.block, one.state) for one in pool.groups] == [
