@@ -24,6 +24,8 @@ LEASE = 300.0
 """Seconds of a lease; Prefect takes at least 60."""
 RENEW_EVERY = 60.0
 """Seconds. A server that is away for less than `LEASE` minus this never loses the slot."""
+TRIES, AGAIN = 3, 1.0
+"""A slot that is not given is asked for again after so many seconds, and then at every renewal."""
 ANSWER = 15.0
 """Seconds for an answer; Prefect's own minute would be added to every stage where one hangs."""
 
@@ -40,14 +42,20 @@ class Slot:
 
     @contextmanager
     def taken(self, noted: Sequence[Callable[[str], None]]) -> Iterator[None]:
-        """Hold the slot as well as Prefect allows; each of `noted` is told a new lease."""
+        """Hold the slot as well as Prefect allows; each of `noted` is told a new lease.
+
+        The device is ours by its lock, so the work begins while the slot is still asked for: on
+        SQLite, Prefect 3.9 refuses it whenever something was written meanwhile, and its client
+        sleeps for two seconds after that. Raises `InfrastructureError` for a limit that a person
+        set to none.
+        """
+        self._refuse_closed()
         stop = threading.Event()
         self._noted = noted
-        self._ask()
-        renewing = threading.Thread(
+        keeping = threading.Thread(
             target=contextvars.copy_context().run, args=(self._keep, stop), daemon=True
         )
-        renewing.start()
+        keeping.start()
         try:
             yield
         finally:
@@ -56,31 +64,45 @@ class Slot:
                 self._give_back()
 
     def _keep(self, stop: threading.Event) -> None:
-        while not stop.wait(RENEW_EVERY):
-            with self._asking, suppress(InfrastructureError):
-                if not stop.is_set():
-                    self._ask()
+        failed = 0
+        while not stop.is_set():
+            with self._asking:
+                if stop.is_set():
+                    return
+                fault = self._ask()
+            failed = failed + 1 if fault else 0
+            if failed == TRIES:
+                LOG.warning(
+                    "Prefect does not give the slot %s (%s); the device is held by its file lock",
+                    ", ".join(self._names), fault,
+                )  # fmt: skip
+            stop.wait(AGAIN if 0 < failed < TRIES else RENEW_EVERY)
 
-    def _ask(self) -> None:
-        """Take the slot, or renew its lease. A server that does not answer is asked again later."""
+    def _refuse_closed(self) -> None:
+        for name in self._names:
+            # A limit that does not exist, and a server that does not tell, refuse nobody.
+            with suppress(Exception), _client() as client:
+                if client.read_global_concurrency_limit_by_name(name).limit == 0:
+                    break
+        else:
+            return
+        raise InfrastructureError(f"Prefect's limit {name} is set to no slot: raise it in the UI")
+
+    def _ask(self) -> str:
+        """Take the slot, or renew its lease. What was wrong; empty when it is held."""
         try:
             with _client() as client:
                 if self._lease is not None and _renewed(client, self._lease):
-                    return
+                    return ""
                 self._lease = self._take(client)
             for note in self._noted:
                 note(str(self._lease))
-        except InfrastructureError:
-            raise
         except Exception as error:
             # Whatever a server, or what answers in its place, says: no run dies of it.
-            LOG.warning(
-                "Prefect does not give the slot %s (%s: %s); the device is held by its file lock",
-                ", ".join(self._names), type(error).__name__, error,
-            )  # fmt: skip
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _take(self, client: Any) -> UUID:
-        """Raises `InfrastructureError` for a limit that a person set to none."""
         from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 
         while self._left:
@@ -91,11 +113,6 @@ class Slot:
                     self._names, 1, "concurrency", LEASE, _holder()
                 ).json()
             except httpx.HTTPStatusError as error:
-                if error.response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
-                    raise InfrastructureError(
-                        f"Prefect's limit {' or '.join(self._names)} is set to no slot: raise it "
-                        "in the UI"
-                    ) from None
                 if error.response.status_code != httpx.codes.LOCKED:
                     raise
                 for name in self._names:

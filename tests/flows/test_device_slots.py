@@ -18,6 +18,7 @@ from registry.errors import InfrastructureError
 from tasks import device_slots
 from tasks.devices import exclusive, is_held, limit_name, lock_file
 from tasks.engines.subprocesses import wait_until
+from tasks.progress import LOG
 
 pytestmark = pytest.mark.usefixtures("prefect")
 
@@ -43,6 +44,8 @@ def change(**values: Any) -> None:
 @flow
 def heavy() -> int:
     with exclusive("latency"), exclusive("again"):
+        # The work does not wait for the slot.
+        wait_until(lambda: bool(json.loads(lock_file("cpu").read_text())["lease"]), 30, every=0.02)
         return taken()
 
 
@@ -91,6 +94,7 @@ def test_a_lost_lease_is_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     @flow
     def long() -> bool:
         with exclusive("training"):
+            wait_until(lambda: bool(json.loads(lock_file("cpu").read_text())["lease"]), 30)
             lease = UUID(json.loads(lock_file("cpu").read_text())["lease"])
             with get_client(sync_client=True) as client:
                 client.release_concurrency_slots_with_lease(lease)
@@ -100,8 +104,11 @@ def test_a_lost_lease_is_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken() == 0
 
 
-def test_a_server_that_is_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_slots, "RENEW_EVERY", 0.2)
+def test_a_server_that_is_away_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_slots, "AGAIN", 0.1)
+    monkeypatch.setattr(LOG, "propagate", True)
     heavy()
 
     @flow
@@ -109,11 +116,12 @@ def test_a_server_that_is_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) ->
         with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
             context = exclusive("training")
             context.__enter__()
-            held = is_held()
+            held = is_held() and wait_until(lambda: "does not give the slot" in caplog.text, 30)
             context.__exit__(None, None, None)
         return held and not is_held()
 
     assert away()
+    assert caplog.text.count("does not give the slot") == 1
     assert taken() == 0
 
 
