@@ -99,7 +99,9 @@ class Burstiness(Written):
         "by requests; Poisson: 1."
     )
     dispersion: float | None = Field(description="Of `hours`, by requests.")
-    load: float = Field(description="For a load profile's `burstiness`: 1 / gap_cv^2, 0.01 to 100.", gt=0)
+    load: float = Field(
+        gt=0, description="For a load profile's `burstiness`: 1 / gap_cv^2, 0.01 to 100."
+    )
     load_from: str
 
 

@@ -18,7 +18,7 @@ SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 def profile(
     logs: Annotated[
         list[Path],
-        typer.Argument(metavar="LOG", help="CSV, JSONL or Parquet; files and folders of them."),
+        typer.Argument(metavar="LOG", help="CSV, JSONL, Parquet, a .log of vLLM; or folders."),
     ],
     columns: Annotated[
         list[str] | None,

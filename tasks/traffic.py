@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval_suites.load import TIME_METRICS, Scenario
 from eval_suites.traffic import (
     STABLE_PEAK,
     Burstiness,
@@ -27,22 +24,19 @@ from eval_suites.traffic import (
     Source,
     TrafficProfile,
 )
+from registry.errors import UserError
 from registry.traffic_hours import Arrivals, arrivals_of
 from registry.traffic_levels import STEPS, Levels, levels_of, peak_rate
 from registry.traffic_prefix import shared_tokens
 from registry.traffic_requests import MICRO, NO_TIME, Requests
 from tasks.traffic_logs import ReadLog
+from tasks.traffic_scenarios import inside_of, percentile, scenarios_of
 from tasks.traffic_times import zone_of
 
 PERCENTS = (5, 50, 90, 95, 99)
 MAIN = (5.0, 95.0)
-MOST_SEGMENTS = 8
-"""Of which a profile makes scenarios; the others are one, `other`."""
-
-BANDS = 4
-FEWEST_FOR_BANDS = 200
-OUTPUTS = 20
-"""Output lengths of a scenario: quantiles at equal distances."""
+MOST_STEPS = 8_000_000
+"""Of all windows; 15 months at the default."""
 
 Array = NDArray[Any]
 
@@ -62,6 +56,7 @@ def profile_of(
     requests = log.requests
     zone = zone_of(log.zone)
     notes = list(log.notes)
+    _few_enough_windows(requests, window_s)
     latency, latency_from, missing = _latency(log, assumed, notes)
     arrivals = arrivals_of(requests.arrived, zone)
     levels = levels_of(requests.arrived, latency, window_s) if latency is not None else None
@@ -119,13 +114,22 @@ def profile_of(
     )  # fmt: skip
 
 
+def _few_enough_windows(requests: Requests, window_s: float) -> None:
+    """A request of another century would make a table of billions of steps."""
+    first, last = int(requests.arrived.min()), int(requests.arrived.max())
+    steps = (last - first) / MICRO / window_s * STEPS
+    if steps > MOST_STEPS:
+        days = (datetime(1970, 1, 1) + timedelta(microseconds=one) for one in (first, last))
+        begin, end = (f"{day:%Y-%m-%d}" for day in days)
+        raise UserError.at(
+            f"--window {window_s:g}",
+            f"is too short for a log from {begin} to {end}",
+            f"correct a time that is wrong, or take {math.ceil(window_s * steps / MOST_STEPS)} s "
+            "or more",
+        )
+
+
 # -- lengths ---------------------------------------------------------------------------------
-
-
-def percentile(ordered: Array, percent: float) -> Any:
-    """The smallest value that at least `percent` % stay at or below (`eval_suites.percentiles`)."""
-    rank = math.ceil(percent / 100 * len(ordered) - 1e-9)
-    return ordered[max(rank, 1) - 1].item()
 
 
 def lengths_of(values: Array) -> Lengths:
@@ -151,7 +155,7 @@ def _main(requests: Requests) -> MainRange:
     for values in (requests.prompt, requests.output):
         ordered = np.sort(values)
         ranges.append((percentile(ordered, MAIN[0]), percentile(ordered, MAIN[1])))
-    inside = _inside(requests, *ranges)
+    inside = inside_of(requests, *ranges)
     return MainRange(
         percents=MAIN,
         prompt_tokens=ranges[0],
@@ -160,15 +164,6 @@ def _main(requests: Requests) -> MainRange:
         share_of_prompt_tokens=_share(requests.prompt, inside),
         share_of_output_tokens=_share(requests.output, inside),
     )
-
-
-def _inside(
-    requests: Requests, prompt: tuple[int, int], output: tuple[int, int]
-) -> NDArray[np.bool_]:
-    """Both lengths at once; where no request has both, all of them."""
-    inside = (requests.prompt >= prompt[0]) & (requests.prompt <= prompt[1])
-    inside &= (requests.output >= output[0]) & (requests.output <= output[1])
-    return inside if inside.any() else np.ones(len(requests), bool)
 
 
 def _share(tokens: Array, inside: NDArray[np.bool_]) -> float:
@@ -261,7 +256,7 @@ def _burstiness(arrivals: Arrivals, notes: list[str]) -> Burstiness:
                       load=_rounded(max(load, 0.01)), load_from=source)  # fmt: skip
 
 
-# -- prefixes, segments, scenarios -------------------------------------------------------------
+# -- prefixes, segments ------------------------------------------------------------------------
 
 
 def _prefix(requests: Requests, notes: list[str]) -> tuple[SharedPrefix | None, Any]:
@@ -338,62 +333,3 @@ def _segments(requests: Requests) -> list[Segment]:
                 )
             )
     return found
-
-
-def scenarios_of(requests: Requests, main: MainRange, shared: Any) -> dict[str, Scenario]:
-    """The main range as scenarios: prompts in bands of equal numbers, each with its own outputs.
-
-    So long prompts keep the outputs that long prompts have. The input of a band is its mean, which
-    keeps the number of tokens; outputs are quantiles, at least 1 as an engine needs.
-    """
-    inside = _inside(requests, main.prompt_tokens, main.output_tokens)
-    groups = _groups(requests, inside)
-    found: dict[str, Scenario] = {}
-    total = int(inside.sum())
-    for name, mask in groups:
-        prompts = np.sort(requests.prompt[mask])
-        bands = BANDS if len(groups) == 1 else BANDS // 2
-        bands = bands if len(prompts) >= FEWEST_FOR_BANDS else 1
-        edges = sorted({percentile(prompts, 100 * (band + 1) / bands) for band in range(bands)})
-        low = int(prompts[0])
-        for high in edges:
-            band = mask & (requests.prompt >= low) & (requests.prompt <= high)
-            outputs = np.sort(requests.output[band])
-            mean = float(requests.prompt[band].mean(dtype=np.float64))
-            prefix = min(round(shared(band, low, high)), round(mean) - 1)
-            found[_scenario_name(name, low, high, found)] = Scenario(
-                weight=_rounded(float(band.sum() / total)),
-                prefix=max(0, prefix),
-                input=max(1, round(mean) - max(0, prefix)),
-                output=[max(1, int(one)) for one in _quantiles(outputs)],
-            )
-            low = int(high) + 1
-    return found
-
-
-def _quantiles(ordered: Array) -> Array:
-    places = (np.arange(OUTPUTS) + 0.5) / OUTPUTS * len(ordered)
-    return ordered if len(ordered) <= OUTPUTS else ordered[places.astype(int)]
-
-
-def _groups(
-    requests: Requests, inside: NDArray[np.bool_]
-) -> Sequence[tuple[str, NDArray[np.bool_]]]:
-    if requests.segment is None:
-        return [("prompt", inside)]
-    counts = np.bincount(requests.segment[inside], minlength=len(requests.segments))
-    order = sorted(range(len(counts)), key=lambda at: (-counts[at], requests.segments[at]))
-    order = [at for at in order if counts[at]]
-    groups = [(requests.segments[at], inside & (requests.segment == at))
-              for at in order[:MOST_SEGMENTS]]  # fmt: skip
-    if order[MOST_SEGMENTS:]:
-        groups.append(("other", inside & np.isin(requests.segment, order[MOST_SEGMENTS:])))
-    return groups
-
-
-def _scenario_name(segment: str, low: int, high: int, taken: dict[str, Scenario]) -> str:
-    plain = re.sub(r"[^a-z0-9]+", "_", segment.lower()).strip("_") or "segment"
-    name = f"{plain}_{low}_to_{high}"
-    while name in taken or name in TIME_METRICS:
-        name += "_"
-    return name

@@ -7,6 +7,7 @@ counted under the reason why not, the first ones with file, place and value.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -298,8 +299,9 @@ def _checked(kept: _Kept, times: LogTimes, options: Options) -> ReadLog:
             raise UserError.at(place, "holds no request", "name a log with requests")
         what = f"{kept.bad} of {kept.read} rows cannot be used ({rows})"
         shown = "".join(f"\n      {example}" for example in kept.examples)
+        enough = math.ceil(1000 * share) / 1000
         remedy = (
-            f"correct them, or name other columns; --bad-rows {min(1.0, share):.2g} accepts so many"
+            f"correct them, or name other columns; --bad-rows {enough:g} accepts so many"
             if "arrived" in names
             else "correct them, or name other columns with --columns"
         )

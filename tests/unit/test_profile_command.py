@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import tasks.traffic
 from eval_suites.loader import load_profile
 from eval_suites.percentiles import Percentile
 from eval_suites.traffic import TrafficProfile
@@ -26,8 +27,8 @@ from registry.errors import UserError
 from registry.traffic_prefix import shared_tokens
 from registry.traffic_requests import Text
 from tasks.profiling import profile_logs
-from tasks.traffic import percentile
 from tasks.traffic_columns import read_mapping
+from tasks.traffic_scenarios import percentile
 from tests.unit.traffic_builders import write_csv
 
 T0 = 1_760_000_400
@@ -104,6 +105,19 @@ def test_one_row_and_one_instant(tmp_path: Path) -> None:
         profile_logs([log], load=tmp_path / "load.yaml", out=tmp_path / "out.yaml")
     # What was asked for is written as a whole or not at all.
     assert not (tmp_path / "out.yaml").exists()
+
+
+def test_a_time_of_another_decade_makes_no_endless_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_csv(tmp_path / "log.csv", [f"{T0},10,100,5", "700000000,10,100,5"])
+    with pytest.raises(UserError, match=r"300: is too short for a log from 1992-03-07 to 2025"):
+        profile_logs([log])
+    monkeypatch.setattr(tasks.traffic, "MOST_STEPS", 100_000)
+    with pytest.raises(UserError) as caught:
+        profile_logs([log])
+    enough = int(str(caught.value).split("take ")[1].split()[0])
+    assert profile_logs([log], window_s=enough).profile.requests == 2
 
 
 def test_mistakes_end_with_a_message(tmp_path: Path) -> None:
