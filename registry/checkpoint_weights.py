@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from registry.json_files import json_object
 from registry.memory_floor import floor_of
 from registry.model_shapes import shape_of
-from registry.safetensors_headers import tensors
+from registry.safetensors_headers import Tensor, tensors
+from registry.shape_parts import ModelShape
+
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
+_WIDE = {"F32": 4, "F64": 8}
+_HALF = 2
 
 
 @dataclass(frozen=True)
 class CheckpointWeights:
     """`tensor_bytes` of all tensors; `exact`: read from the files, not from the configuration.
 
+    `loaded_bytes`: what an engine keeps of them. It leaves out layers beyond the model's (a head
+    for multi-token prediction) and the copy of a tied head, and loads float32 weights in 16 bit.
     `by_dtype`: bytes by dtype as the files spell it; empty where there are none.
     """
 
     tensor_bytes: int
+    loaded_bytes: int
     exact: bool
     by_dtype: dict[str, int]
 
@@ -26,17 +35,28 @@ class CheckpointWeights:
 def weights_of_checkpoint(folder: Path) -> CheckpointWeights:
     """From the headers of a folder's safetensors files, else from its config.json.
 
-    All that the files hold is counted, also what an engine leaves out (a head for multi-token
-    prediction) or loads in another width (float32 weights, as bfloat16). Raises `UserError` for
-    files that cannot be read.
+    Raises `UserError` for files that cannot be read, and as `shape_of` does.
     """
+    config = folder / "config.json"
+    shape = shape_of(json_object(config), str(config))
     found = tensors(folder)
     if not found:
-        config = folder / "config.json"
-        shape = shape_of(json_object(config), str(config))
-        floor = floor_of(shape, concurrency=1, context=1)
-        return CheckpointWeights(floor.total.weights_bytes, exact=False, by_dtype={})
+        size = floor_of(shape, concurrency=1, context=1).total.weights_bytes
+        return CheckpointWeights(size, size, exact=False, by_dtype={})
     by_dtype: dict[str, int] = {}
     for tensor in found.values():
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.size
-    return CheckpointWeights(sum(by_dtype.values()), exact=True, by_dtype=by_dtype)
+    loaded = sum(_loaded(name, tensor, shape) for name, tensor in found.items())
+    return CheckpointWeights(sum(by_dtype.values()), loaded, exact=True, by_dtype=by_dtype)
+
+
+def _loaded(name: str, tensor: Tensor, shape: ModelShape) -> int:
+    layer = _LAYER.search(name)
+    if layer and int(layer[1]) >= len(shape.layers):
+        return 0
+    if shape.tied and name.endswith("lm_head.weight"):
+        return 0
+    if shape.quantization is None and tensor.dtype in _WIDE:
+        # In a quantized checkpoint float32 is what scales are.
+        return tensor.size // _WIDE[tensor.dtype] * _HALF
+    return tensor.size

@@ -67,11 +67,27 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, header: Any, data: bytes, sai
 
 
 def test_bytes_of_a_checkpoint_are_those_of_its_tensors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
     written(tmp_path / "model-1.safetensors", TWO, bytes(20))
     written(tmp_path / "model-2.safetensors", {"c": entry("BF16", [4], 0, 8)}, bytes(8))
     found = weights_of_checkpoint(tmp_path)
     assert (found.tensor_bytes, found.exact) == (28, True)
     assert found.by_dtype == {"BF16": 20, "F32": 8}
+    # Two values of float32 are loaded in 16 bit.
+    assert found.loaded_bytes == 24
+
+
+def test_what_an_engine_leaves_out_of_a_checkpoint(tmp_path: Path) -> None:
+    """Layers beyond the model's four (for several tokens at once), the copy of a tied head."""
+    (tmp_path / "config.json").write_text(json.dumps(small_config(tie_word_embeddings=True)))
+    header = {
+        "model.layers.3.mlp.up_proj.weight": entry("BF16", [2], 0, 4),
+        "model.layers.4.mlp.up_proj.weight": entry("BF16", [2], 4, 8),
+        "lm_head.weight": entry("BF16", [2], 8, 12),
+    }
+    written(tmp_path / "model.safetensors", header, bytes(12))
+    found = weights_of_checkpoint(tmp_path)
+    assert (found.tensor_bytes, found.loaded_bytes) == (12, 4)
 
 
 def test_a_model_that_is_not_here_is_counted_from_its_configuration(tmp_path: Path) -> None:
