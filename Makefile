@@ -13,6 +13,7 @@
 #   make compare   each stage beside its bare tool, ratios with intervals (docs/stages.md)
 #   make audit     known vulnerabilities of both lists of packages (needs the internet)
 #   make licences  docs/licences.md, from what is installed
+#   make bench-profile  `pilotage profile` on ten million requests: seconds and memory (docs/traffic.md)
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
 #   make overhead  what of a release is no engine at work (RECIPE=...)
 #   make bench-runs RUNS='HOME RECIPE'  how much the databases grow by a night, and what maintenance frees
@@ -38,7 +39,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact bench-runs overhead compare
+.PHONY: bench-profile audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact bench-runs overhead compare
 .DEFAULT_GOAL := help
 
 help:
@@ -104,6 +105,9 @@ simulate-search: env
 
 bench: env
 	$(PY) -m benchmarks.bench_gate $(BENCH)
+
+bench-profile: env
+	$(PY) -m benchmarks.profile_ten_million $(PROFILE)
 
 bench-impact: env
 	$(PY) -m benchmarks.bench_impact $(IMPACT)
