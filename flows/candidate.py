@@ -63,6 +63,9 @@ def ended(measured: Measured) -> Ended[Measured | None]:
     the reading of the evidence."""
     if measured.failure:
         return Ended(measured, REFUSED, refusal(measured.name, measured.failure), refused=True)
+    if measured.infeasible:
+        what = f"{measured.name}: this hardware cannot serve it: {measured.infeasible}"
+        return Ended(measured, INFEASIBLE, line(what))
     if measured.serving is not None:
         evidence = serving_evidence(measured.serving)
         if not evidence.feasible:
@@ -94,17 +97,7 @@ def stages_of(todo: ReleasePlan, wanted: CandidatePlan) -> list[Stage]:
 
 def own_stages(wanted: CandidatePlan) -> list[Stage]:
     """What is made and measured for a candidate alone, and where it is served."""
-    stages = [
-        wanted.quantize,
-        wanted.draft_training,
-        wanted.draft,
-        wanted.serving,
-        wanted.accuracy,
-        wanted.accuracy_again,
-        wanted.latency,
-        wanted.draft_proof,
-    ]
-    return [stage for stage in stages if stage is not None]
+    return wanted.own_stages()
 
 
 def keys_of(todo: ReleasePlan, wanted: CandidatePlan) -> dict[str, str]:

@@ -44,6 +44,7 @@ from tasks.judging import Measured
 from tasks.latency import will_run
 from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.progress import LOG
+from tasks.release_capacity import refused_before
 from tasks.serving import short_of_memory
 from tasks.stages import adopt, leave_out, store
 
@@ -105,6 +106,8 @@ def is_missing(todo: ReleasePlan, wanted: CandidatePlan, *, answered: bool = Fal
 
     `answered`: its run has just ended, so a refusal for want of memory counts as an answer too.
     """
+    if refused_before(todo, wanted):
+        return False
     shelf = store()
     made = [wanted.quantize, wanted.draft_training, wanted.draft]
     if not all(shelf.is_there(stage) for stage in made if stage is not None):

@@ -19,6 +19,7 @@ from tasks.judging import Measured
 from tasks.latency import measure_latency, will_run
 from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.progress import LOG
+from tasks.release_capacity import plan_of_bundle, proved_here, refused_before
 from tasks.serving import ServedBundle, known_infeasible, prove_serving, serving_evidence
 from tasks.stages import leave_out, store
 
@@ -33,6 +34,10 @@ def measure_candidate(
     did not come of it, and is not tried again.
     """
     recipes = todo.resolved
+    if why := refused_before(todo, wanted):
+        LOG.error("%s: not made: %s", wanted.name, why)
+        leave_out(*wanted.own_stages())
+        return Measured(wanted.name, infeasible=why, draft=wanted.draft is not None)
     try:
         bundle = make_bundle(todo, wanted)
     except StageFailed as error:
@@ -40,13 +45,19 @@ def measure_candidate(
         leave_out(*wanted.measurements(), wanted.serving)
         return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
     remember(bundle)
+    planned = plan_of_bundle(bundle, recipes.load.hardware)
+    if planned.refusal and proved_here(todo, wanted):
+        # It has run here: that is better than any plan.
+        planned = planned.model_copy(update={"refusal": "", "notes": [planned.refusal]})
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
-        if will_run(wanted.latency, recipes.policy.max_age_days) and not known_infeasible(
-            wanted.serving
+        if (
+            not planned.refusal
+            and will_run(wanted.latency, recipes.policy.max_age_days)
+            and not known_infeasible(wanted.serving)
         ):
             # Its import takes as long as the server's start; the two overlap.
             _ = served.load_generator
-        serving = prove_serving(wanted.serving, served)
+        serving = prove_serving(wanted.serving, served, planned)
         feasible = serving_evidence(serving).feasible
         accuracy: ArtifactRef | None
         latency, again = None, None

@@ -22,8 +22,9 @@ from registry.outcome import ReleaseOutcome
 from registry.redaction import redacted
 from registry.report_latency import flagged, kept_words, percentile_of, sla_of
 from registry.settings import Settings, settings
-from tasks.planning import ReleasePlan
+from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.progress import LOG, spell
+from tasks.release_capacity import plan_before, refused_before
 from tasks.stages import store
 
 # -- the plan of a dry run -------------------------------------------------------------------
@@ -50,6 +51,7 @@ def plan_document(todo: ReleasePlan) -> dict[str, Any]:
         "recipe_digest": todo.resolved.digest,
         "model": todo.resolved.release.model,
         "stages": stages,
+        "candidates": [_before(todo, one) for one in todo.candidates],
         "to_be_made": len(missing),
         "estimate_seconds": None if None in known else round(sum(known), 1),
     }
@@ -70,7 +72,20 @@ def plan_table(todo: ReleasePlan) -> str:
         )
     total = document["estimate_seconds"]
     end = spell(total) if total is not None else "unknown until every stage has run once"
-    return f"{drawn(table)}\n{document['to_be_made']} stages to be made; estimated time: {end}"
+    refused = [
+        f"INFEASIBLE: {one['candidate']}: {one['refusal']}"
+        for one in document["candidates"]
+        if one["refusal"]
+    ]
+    told = f"{document['to_be_made']} stages to be made; estimated time: {end}"
+    return "\n".join([drawn(table), *refused, told])
+
+
+def _before(todo: ReleasePlan, wanted: CandidatePlan) -> dict[str, Any]:
+    """What is certain of a candidate; `refusal`: nothing of it will be started."""
+    plan = plan_before(todo, wanted)
+    refused = "" if not plan.refusal else refused_before(todo, wanted)
+    return {**plan.model_dump(mode="json"), "refusal": refused}
 
 
 # -- what came of a release ------------------------------------------------------------------

@@ -225,6 +225,15 @@ class ServingEvidence(Recorded):
     reason: str = ""
     startup_seconds: float | None = None
     kv_cache_tokens: int | None = None
+    plan: str | None = Field(
+        default=None, description="Digest of `plan.json`, written before the engine started."
+    )
+    planned_kv_tokens: int | None = Field(
+        default=None, description="Of the plan; null: it does not know."
+    )
+    plan_exact: bool = Field(
+        default=False, description="The planned KV tokens are counted: they should be equal."
+    )
     kernels: list[str] | None = Field(
         default=None, description="Of quantized layers, as the engine calls them; None: not known."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eval_suites.draft_gate import DraftEvidence, with_draft_gate
 from eval_suites.gates import judge_all
+from eval_suites.plan_gate import with_plan_gate
 from eval_suites.policy import Policy
 from eval_suites.selection import choose
 from eval_suites.verdicts import reasons_of, verdict_of
@@ -36,10 +37,13 @@ class Measured:
     draft_proof: ArtifactRef | None = None
     draft: bool = False
     failure: str = ""
+    infeasible: str = ""
+    """Why nothing of it was made: it is certain that the hardware cannot serve it."""
 
     def evidence(self) -> CandidateEvidence:
-        if self.failure:
-            return CandidateEvidence(self.digest, unreadable={"accuracy": self.failure})
+        if self.failure or self.infeasible:
+            why = self.failure or self.infeasible
+            return CandidateEvidence(self.digest, unreadable={"accuracy": why})
         return CandidateEvidence.read(
             self.digest,
             accuracy=self.accuracy.path if self.accuracy else None,
@@ -83,8 +87,8 @@ def judge_candidates(
 ) -> list[CandidateOutcome]:
     """Every gate on every candidate of a release, together: they share the gates' error.
 
-    `references` by the names that rules use. A candidate that was never made is INVALID, with the
-    reason.
+    `references` by the names that rules use. A candidate that was never made is INVALID, or
+    INFEASIBLE where nothing of it was even tried, with the reason.
     """
     evidence = {one.name: one.evidence() for one in measured if one.bundle is not None}
     compared = {name: one.evidence() for name, one in references.items()}
@@ -92,7 +96,11 @@ def judge_candidates(
     repeated = (compared["student"], again) if again is not None else None
     results = judge_all(policy, evidence, compared, repeated=repeated, planned=len(measured))
     judged = [
-        _outcome(one, evidence.get(one.name), one.judged_draft(results.get(one.name, [])))
+        _outcome(
+            one,
+            evidence.get(one.name),
+            with_plan_gate(one.judged_draft(results.get(one.name, [])), evidence.get(one.name)),
+        )
         for one in measured
     ]
     for outcome in judged:
@@ -129,8 +137,8 @@ def _outcome(
         return CandidateOutcome(
             name=measured.name,
             bundle="",
-            verdict=Verdict.INVALID,
-            reasons=[measured.failure],
+            verdict=Verdict.INFEASIBLE if measured.infeasible else Verdict.INVALID,
+            reasons=[measured.infeasible or measured.failure],
             draft=measured.draft,
         )
     parts = (evidence.accuracy, evidence.latency, evidence.serving)

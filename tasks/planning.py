@@ -97,6 +97,11 @@ class CandidatePlan:
     def name(self) -> str:
         return self.candidate.name
 
+    def own_stages(self) -> list[Stage]:
+        """What is made and measured for it alone, and where it is served."""
+        made = [self.quantize, self.draft_training, self.draft, self.serving]
+        return [*(stage for stage in made if stage is not None), *self.measurements()]
+
     def measurements(self) -> list[Stage]:
         """What is measured on it when it is served, in this order."""
         stages = [self.accuracy, self.accuracy_again, self.latency, self.draft_proof]

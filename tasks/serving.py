@@ -20,6 +20,7 @@ from prefect import task
 from recipes.schema import ServeRecipe, TeacherRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
+from registry.candidate_memory import APART, PLAN_FILE, MemoryPlan, apart
 from registry.digests import digest_of, digest_of_listing
 from registry.draft_binding import check_binding, lineage_root
 from registry.errors import Infeasible, InfrastructureError, UserError
@@ -243,12 +244,24 @@ def check_times_count(server: Kernels, production: bool) -> None:
 
 
 @task(name="serving", **TASK_OPTIONS)
-def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
-    """Start the bundle once and keep what came of it: a token, or the engine's reason."""
+def prove_serving(
+    stage: Stage, served: ServedBundle, planned: MemoryPlan | None = None
+) -> ArtifactRef:
+    """Start the bundle once and keep what came of it: a token, or the engine's reason.
+
+    planned: written and digested before the engine starts. Where it refuses the bundle nothing is
+    started, and where the engine's KV tokens are others than its own, that is said.
+    """
 
     def produce(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = {"feasible": True}
+        if planned is not None:
+            (folder / PLAN_FILE).write_text(planned.model_dump_json(indent=1) + "\n", "utf-8")
+            facts |= plan_facts(planned)
+            LOG.info("%s: plan %s: %s", served.bundle.name, planned.digest[:12], planned.words)
         try:
+            if planned is not None and planned.refusal:
+                raise Infeasible(planned.refusal)
             server = served.server
             facts["startup_seconds"] = round(server.startup_seconds, 2)
             facts["kv_cache_tokens"] = server.kv_cache_tokens
@@ -261,8 +274,10 @@ def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
                     served.bundle.name,
                     ", ".join(server.emulated_kernels),
                 )
+            if planned is not None:
+                warn_if_apart(served.bundle.name, planned, server.kv_cache_tokens)
         except Infeasible as reason:
-            facts = {"feasible": False, "reason": str(reason)}
+            facts |= {"feasible": False, "reason": str(reason)}
         evidence = ServingEvidence(
             bundle=served.digest,
             hardware=hardware_fingerprint(),
@@ -271,14 +286,47 @@ def prove_serving(stage: Stage, served: ServedBundle) -> ArtifactRef:
             **facts,
         )
         write_summary(folder, evidence)
+        if planned is not None and planned.refusal:
+            facts[BY_PLAN] = True
         return facts
 
     return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary), heavy=True)
 
 
+BY_PLAN = "refused_by_plan"
+
+
+def plan_facts(planned: MemoryPlan) -> dict[str, Any]:
+    """What of a plan stands in the evidence."""
+    return {
+        "plan": planned.digest,
+        "planned_kv_tokens": planned.kv_cache_tokens,
+        "plan_exact": planned.exact,
+    }
+
+
+def warn_if_apart(name: str, planned: MemoryPlan, printed: int | None) -> None:
+    """A finding; a verdict comes of it only where the plan has no estimate in it (judging)."""
+    share = apart(planned.kv_cache_tokens, printed)
+    if share is not None and abs(share) > APART:
+        LOG.warning(
+            "%s: the engine has room for %d KV tokens, the plan said %d (%+.1f %%, %s)",
+            name,
+            printed,
+            planned.kv_cache_tokens,
+            100 * share,
+            "counted" if planned.exact else "an estimate",
+        )
+
+
 def short_of_memory(summary: dict[str, Any]) -> bool:
-    """A refusal for want of memory may be of this hour only, so it is tried again every time."""
-    return not summary["feasible"] and "memory" in str(summary.get("reason", "")).lower()
+    """A refusal for want of memory may be of this hour only, so it is tried again every time.
+
+    So is a plan's refusal: it costs nothing, and its hardware file is not in the stage's key.
+    """
+    if summary["feasible"]:
+        return False
+    return bool(summary.get(BY_PLAN)) or "memory" in str(summary.get("reason", "")).lower()
 
 
 def known_infeasible(stage: Stage) -> bool:
