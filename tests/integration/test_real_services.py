@@ -17,6 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
 from registry.redaction import without_secrets
 from registry.settings import CHECKOUT
@@ -100,6 +103,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.run(DOWN)
 
 
+def socket_of(site: Site, origin: str) -> int | str:
+    """What a page of that origin gets that wants the log lines: a refusal, or the first word."""
+    url = f"ws://127.0.0.1:{site.port}/api/logs/out"
+    try:
+        with connect(url, origin=Origin(origin), subprotocols=[Subprotocol("prefect")]) as socket:
+            socket.send(json.dumps({"type": "auth", "token": None}))
+            return str(json.loads(socket.recv(timeout=60))["type"])
+    except InvalidStatus as refused:
+        return refused.response.status_code
+
+
 def test_what_another_sites_page_can_send_is_refused_and_our_clients_are_not(site: Site) -> None:
     started = site.run(UP)
     assert [one["what"] for one in started[:2]] == ["started", "started"]
@@ -115,6 +129,8 @@ def test_what_another_sites_page_can_send_is_refused_and_our_clients_are_not(sit
     given = site.ask("GET", "/csrf-token?client=elsewhere", headers=there)
     assert given.status_code == 200
     assert "access-control-allow-origin" not in given.headers
+    assert socket_of(site, "https://elsewhere.example") == 403
+    assert socket_of(site, f"http://127.0.0.1:{site.port}") == "auth_success"
     assert site.run(CLIENT) is True
 
 
