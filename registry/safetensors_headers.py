@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,15 @@ Header = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: `file`, its first byte and its number of bytes. `dtype` as written."""
+    """Where a tensor lies: `file`, its first byte and its number of bytes. `dtype` as written.
+
+    Two are equal where kind and size are: the place does not count.
+    """
 
     dtype: str
     shape: tuple[int, ...]
-    file: Path
-    start: int
+    file: Path = field(compare=False)
+    start: int = field(compare=False)
     size: int
 
 

@@ -44,6 +44,15 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
     assert file.read_bytes()[one.start : one.start + one.size] == bytes(range(12, 20))
 
 
+def test_the_same_tensor_in_another_file_is_equal(tmp_path: Path) -> None:
+    for name, header in (("a", TWO), ("b", {"b": entry("F32", [2], 0, 8)})):
+        (tmp_path / name).mkdir()
+        size = max(one["data_offsets"][1] for one in header.values() if "data_offsets" in one)
+        written(tmp_path / name / "model.safetensors", header, bytes(size))
+    assert tensors(tmp_path / "a")["b"] == tensors(tmp_path / "b")["b"]
+    assert tensors(tmp_path / "a")["a"] != tensors(tmp_path / "b")["b"]
+
+
 def test_a_folder_without_files_has_no_tensors(tmp_path: Path) -> None:
     assert tensors(tmp_path) == {}
 
