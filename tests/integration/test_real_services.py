@@ -107,7 +107,9 @@ def socket_of(site: Site, origin: str) -> int | str:
     """What a page of that origin gets that wants the log lines: a refusal, or the first word."""
     url = f"ws://127.0.0.1:{site.port}/api/logs/out"
     try:
-        with connect(url, origin=Origin(origin), subprotocols=[Subprotocol("prefect")]) as socket:
+        with connect(
+            url, origin=Origin(origin), subprotocols=[Subprotocol("prefect")], proxy=None
+        ) as socket:
             socket.send(json.dumps({"type": "auth", "token": None}))
             return str(json.loads(socket.recv(timeout=60))["type"])
     except InvalidStatus as refused:
