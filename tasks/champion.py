@@ -17,7 +17,7 @@ from registry.promotion import check_promotable, promoting_run
 from registry.provenance import engine_version
 from registry.tracking import asking_mlflow
 from registry.versions import CHAMPION, numbered_version
-from tasks import accuracy
+from tasks import accuracy, run_log
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import aliases_of_model, promoted_bundle, tracker, weights_as_gated
 from tasks.judging import Measured
@@ -46,6 +46,7 @@ def check_registry(model: str, first_release: bool, policy: Policy) -> Incumbent
     Raises `UserError` where the champion's alias was lost, and where the policy is looser than
     the one that promoted the champion and nobody owned up to it.
     """
+    run_log.doing("check_registry")
     state = check_promotable(aliases_of_model(model), first_release=first_release)
     number = state.aliases.get(CHAMPION)
     if number is None:

@@ -19,6 +19,7 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY
 from registry.evidence_folders import CandidateEvidence
 from registry.outcome import CandidateOutcome, GateResult, Selection, Verdict
+from tasks import run_log
 from tasks.draft_proof import DRAFT
 from tasks.progress import LOG
 
@@ -90,6 +91,7 @@ def judge_candidates(
     `references` by the names that rules use. A candidate that was never made is INVALID, or
     INFEASIBLE where nothing of it was even tried, with the reason.
     """
+    run_log.doing("gates")
     evidence = {one.name: one.evidence() for one in measured if one.bundle is not None}
     compared = {name: one.evidence() for name, one in references.items()}
     again = references["student"].repeated()

@@ -35,6 +35,7 @@ from registry.store import Absent
 from registry.taken_out import taken_out
 from registry.tracking import StageRecord
 from registry.versions import CHAMPION, PREVIOUS
+from tasks import run_log
 from tasks.bundles import aliases_of_model, tracker
 from tasks.conversations import messages_of
 from tasks.judging import Measured, selected
@@ -85,6 +86,7 @@ def record(
     One release of a model at a time: what is looked for before it is made must not be made by
     another in between. champion: the version that the gates compared with.
     """
+    run_log.doing("record")
     recipes = todo.resolved
     release = recipes.release
     records = tracker()
@@ -230,6 +232,7 @@ def conclude(
     ended with; `Awaiting` where a person is asked, an error where it was refused, None where
     nothing was chosen.
     """
+    run_log.doing("report")
     recipes = todo.resolved
     release = recipes.release
     records = tracker()

@@ -25,7 +25,7 @@ def test_mlflow_locked(world: World, finished: Holdings, tell: Tell, seconds: in
         assert status == 0, run.text[-4000:]
     else:
         assert status == 4, run.text[-4000:]
-        assert "locked" in run.text
+        assert "failed in record: MLflow: " in run.text and "locked" in run.text
         assert "Traceback" not in run.text
         assert holdings(world).aliases == {}
         world.no_process_left()
