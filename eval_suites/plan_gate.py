@@ -21,7 +21,7 @@ def with_plan_gate(
 ) -> list[GateResult]:
     """The gates of a candidate, and ANOMALOUS where planned and printed KV tokens are apart.
 
-    A plan with an estimate in it, or none, refuses nothing (`tasks.serving.warn_if_apart` says it).
+    A plan with an estimate in it, or none, refuses nothing (`tasks.serving.plan_finding` says it).
     """
     serving = candidate.serving if candidate is not None else None
     if serving is None or not serving.plan_exact:

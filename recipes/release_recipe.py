@@ -76,6 +76,13 @@ class ReleaseRecipe(Written):
     policy: str = Field(description="Policy with the gates.")
     promotion: Promotion = Promotion()
     prove_draft: ProveDraft | None = Field(default=None, description="None: no draft is proved.")
+    traffic: str | None = Field(
+        default=None,
+        min_length=1,
+        exclude=True,
+        description="A file that `pilotage profile --out` wrote: at its peak the report says what "
+        "the release saves. Decides nothing, and is no part of the release's digest.",
+    )
     seed: int = Field(default=0, ge=0)
 
     @field_validator("model")

@@ -224,6 +224,42 @@ class Selection(Result):
     notes: list[str] = Field(default_factory=list, description="Axes left out, ties.")
 
 
+class SavingSide(Result):
+    """One bundle under the load. The value follows from the rate that was proved; the other end
+    from the lowest rate that was not kept; null: none was lost, so that end is open."""
+
+    name: str
+    kept_rate: tuple[float, float | None] = Field(description="As in the evidence, requests/s.")
+    gpus_per_replica: int = Field(description="0: a CPU.")
+    replicas: Measure
+    gpus: Measure
+    cost_per_month: Measure | None = Field(default=None, description="Null: no price is known.")
+
+
+class Savings(Result):
+    """The released bundle against the reference at the same limits; `reason`: why nothing is said.
+
+    Savings are what the reference takes more.
+    """
+
+    released: str
+    reference: str
+    reason: str = ""
+    rate: float | None = Field(default=None, description="Requests/s at the peak; null: of 1.")
+    rate_source: str = ""
+    sla: list[str] = Field(default_factory=list)
+    hardware: str | None = None
+    price_per_hour: float | None = None
+    currency: str | None = None
+    sides: list[SavingSide] = Field(default_factory=list, description="Released, reference.")
+    replicas: Measure | None = None
+    saving_per_month: Measure | None = None
+    saving_share: Measure | None = Field(
+        default=None, description="Of the reference's cost; of its replicas without a price."
+    )
+    notes: list[str] = Field(default_factory=list)
+
+
 class Champion(Result):
     """The version that an alias points to."""
 
@@ -263,6 +299,9 @@ class ReleaseOutcome(Result):
     candidates: list[CandidateOutcome]
     selection: Selection | None = Field(
         default=None, description="Who was chosen among those that passed; null: an older release."
+    )
+    savings: Savings | None = Field(
+        default=None, description="Against the reference candidate; null: an older release."
     )
     stages: list[StageOutcome] = Field(default_factory=list)
     notes: list[str] = Field(

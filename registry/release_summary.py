@@ -11,9 +11,13 @@ from registry.gate_report import escaped
 from registry.outcome import CandidateOutcome, Champion, ReleaseOutcome, Verdict
 from registry.report_latency import flagged, kept_words, percentile_of, shown_point, sla_of
 from registry.report_numbers import NONE, cost, cut, megabytes, number, short_ms
+from registry.report_savings import statement
 
 LONGEST = 240
 """Characters of one reason."""
+
+SAVINGS = 600
+"""Characters of the sentence about savings."""
 
 MOST_METRICS = 3
 MOST_REFUSED = 12
@@ -31,6 +35,9 @@ def _lines(outcome: ReleaseOutcome) -> Iterator[str]:
     if outcome.selection is not None:
         yield ""
         yield _plain(outcome.selection.reason)
+    if outcome.savings is not None:
+        yield ""
+        yield f"Savings: {escaped(cut(statement(outcome.savings), SAVINGS))}."
     yield ""
     yield from _table(outcome)
     refused = [one for one in outcome.candidates if one.verdict is not Verdict.PASS]

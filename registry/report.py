@@ -21,6 +21,7 @@ from pydantic import Field
 from registry import report_charts as drawings
 from registry import report_numbers as numbers
 from registry import report_pareto as pareto
+from registry import report_savings as saved
 from registry.outcome import LoosenedGate, ReleaseOutcome, Verdict, WaiverShown
 from registry.report_flips import FlipTexts, compared
 from registry.report_gates import panels
@@ -167,6 +168,7 @@ def render(outcome: ReleaseOutcome, details: ReportDetails) -> str:
         gate_names=list(dict.fromkeys(gate.name for c in candidates for gate in c.gates)),
         metrics=_metric_names(outcome, details),
         selection=outcome.selection,
+        savings=outcome.savings,
         scatter=pareto.scatter(outcome.selection) if outcome.selection else None,
         ranking=pareto.table(outcome.selection) if outcome.selection else [],
         panels={c.name: panels(c.gates) for c in candidates},
@@ -264,7 +266,7 @@ def _environment() -> Environment:
     made.globals.update(quotient=numbers.quotient, gate_value=numbers.gate_value)
     made.globals.update(scaled=numbers.scaled, asked=numbers.asked)
     made.globals.update(kept_words=kept_words, kept_point=kept_point, compared=compared)
-    made.globals.update(pareto=pareto)
+    made.globals.update(pareto=pareto, saved=saved)
     made.globals.update(left=drawings.LEFT, right=drawings.RIGHT, width=drawings.WIDTH)
     made.globals.update(top=drawings.TOP, bottom=drawings.BOTTOM, height=drawings.HEIGHT)
     return made

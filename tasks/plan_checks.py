@@ -1,6 +1,7 @@
 """Mistakes of a release that only show when its files are seen together.
 
-Pure, but for the price of the hardware that the load profile names, which is read from its file.
+Pure, but for two files that are read: the hardware's, which the load profile names, for its price,
+and the traffic profile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from registry.errors import Problem
 from tasks.engines.fixed_rates import requests_of
 from tasks.hardware import known_price
 from tasks.quantization import held_out_count
+from tasks.release_traffic import traffic_problems
 
 
 def mismatches(
@@ -28,6 +30,7 @@ def mismatches(
     """What does not fit; `draft_load` is the profile of `prove_draft`."""
     problems = _draft_mismatches(release, policy, draft_load)
     problems += _objective_mismatches(release, load)
+    problems += traffic_problems(release)
     asked = release.prompts.sizes["eval"]
     if asked < suite.items:
         problems.append(

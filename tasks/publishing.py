@@ -20,6 +20,7 @@ from registry.alias_moves import told
 from registry.alias_outcome import AliasOutcome
 from registry.artifacts import Stage
 from registry.bundle import Bundle
+from registry.candidate_memory import PLAN_FILE
 from registry.digests import digest_of
 from registry.errors import PilotageError
 from registry.evidence import LatencyEvidence, read_summary
@@ -47,6 +48,8 @@ from tasks.prompt_files import read_jsonl
 from tasks.registering import make_version
 from tasks.reporting import gate_outcome, report_details
 from tasks.run_pages import show_release
+from tasks.saving import savings_of
+from tasks.serving import plan_finding, serving_evidence
 from tasks.stages import TASK_OPTIONS, artifact_of, folder_of, stages_of_run, store
 
 LEDGER_LINES = 12
@@ -182,10 +185,20 @@ def release_facts(todo: ReleasePlan, digest: str, champion: int | None) -> Relea
 def candidate_texts(facts: ReleaseFacts, bundle: Bundle, measured: Measured) -> dict[str, str]:
     """What a candidate's LoggedModel holds beside bundle, outcome and evidence."""
     lineage = lineage_for(bundle, measured.refs())
-    return {
+    texts = {
         RELEASE_FILE: facts.model_dump_json(indent=1),
         LINEAGE_FILE: lineage.model_dump_json(indent=1),
     }
+    plan = measured.serving.path / PLAN_FILE if measured.serving else None
+    if plan is not None and plan.is_file():
+        texts[PLAN_FILE] = plan.read_text("utf-8")
+    return texts
+
+
+def plan_findings(measured: Sequence[Measured]) -> list[str]:
+    """Where an engine's KV cache is not as it was planned."""
+    proofs = [(one.name, serving_evidence(one.serving)) for one in measured if one.serving]
+    return [found for name, proof in proofs if (found := plan_finding(name, proof))]
 
 
 def without_rolled_back(
@@ -264,7 +277,12 @@ def conclude(
         candidates=list(candidates),
         selection=selection,
         stages=stages_of_run(),
-        notes=[*notes, *recorded.notes, *notes_of(recipes.policy, len(candidates))],
+        notes=[
+            *notes,
+            *plan_findings(measured),
+            *recorded.notes,
+            *notes_of(recipes.policy, len(candidates)),
+        ],
         waivers=waivers_of(recipes.policy, {one.name: one.gates for one in candidates}),
         loosened=list(loosened),
         run_id=recorded.run,
@@ -275,6 +293,7 @@ def conclude(
         finished_at=datetime.now(UTC),
         seconds=round(seconds, 1),
     )
+    outcome = outcome.model_copy(update={"savings": savings_of(todo, outcome, measured)})
     plots = release_plots(recorded.digest, measured)
     details = report_details(
         todo,

@@ -146,9 +146,8 @@ def refused_before(todo: ReleasePlan, wanted: CandidatePlan) -> str:
     """
     if wanted.name == todo.resolved.release.reference_candidate:
         return ""
-    if proved_here(todo, wanted):
-        return ""
-    return plan_before(todo, wanted).refusal
+    why = plan_before(todo, wanted).refusal
+    return "" if why and proved_here(todo, wanted) else why
 
 
 def proved_here(todo: ReleasePlan, wanted: CandidatePlan) -> bool:

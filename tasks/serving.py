@@ -274,8 +274,6 @@ def prove_serving(
                     served.bundle.name,
                     ", ".join(server.emulated_kernels),
                 )
-            if planned is not None:
-                warn_if_apart(served.bundle.name, planned, server.kv_cache_tokens)
         except Infeasible as reason:
             facts |= {"feasible": False, "reason": str(reason)}
         evidence = ServingEvidence(
@@ -286,6 +284,8 @@ def prove_serving(
             **facts,
         )
         write_summary(folder, evidence)
+        if found := plan_finding(served.bundle.name, evidence):
+            LOG.warning("%s", found)
         if planned is not None and planned.refusal:
             facts[BY_PLAN] = True
         return facts
@@ -305,18 +305,19 @@ def plan_facts(planned: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def warn_if_apart(name: str, planned: MemoryPlan, printed: int | None) -> None:
-    """A finding; a verdict comes of it only where the plan has no estimate in it (judging)."""
-    share = apart(planned.kv_cache_tokens, printed)
-    if share is not None and abs(share) > APART:
-        LOG.warning(
-            "%s: the engine has room for %d KV tokens, the plan said %d (%+.1f %%, %s)",
-            name,
-            printed,
-            planned.kv_cache_tokens,
-            100 * share,
-            "counted" if planned.exact else "an estimate",
-        )
+def plan_finding(name: str, evidence: ServingEvidence) -> str:
+    """How the engine's KV cache differs from the plan; empty where it does not, by more than 5 %.
+
+    A verdict comes of it only where the plan is counted (`eval_suites.plan_gate`).
+    """
+    share = apart(evidence.planned_kv_tokens, evidence.kv_cache_tokens)
+    if share is None or abs(share) <= APART:
+        return ""
+    how = "counted" if evidence.plan_exact else "an estimate"
+    return (
+        f"{name}: the engine has room for {evidence.kv_cache_tokens} KV tokens, its plan said "
+        f"{evidence.planned_kv_tokens} ({share:+.1%}, {how})"
+    )
 
 
 def short_of_memory(summary: dict[str, Any]) -> bool:

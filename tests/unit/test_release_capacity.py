@@ -252,7 +252,7 @@ def test_the_plan_is_there_before_the_engine_and_compared_after(
         10_000, False, planned.digest,
     )  # fmt: skip
     assert (
-        "int4: the engine has room for 9000 KV tokens, the plan said 10000 (-10.0 %, an estimate)"
+        "int4: the engine has room for 9000 KV tokens, its plan said 10000 (-10.0%, an estimate)"
         in caplog.text
     )
 
