@@ -13,6 +13,7 @@
 #   make compare   each stage beside its bare tool, ratios with intervals (docs/stages.md)
 #   make audit     known vulnerabilities of both lists of packages (needs the internet)
 #   make licences  docs/licences.md, from what is installed
+#   make engine-sizes  KV tokens of small models: planned, and printed by vLLM (docs/capacity.md)
 #   make bench-profile  `pilotage profile` on ten million requests: seconds and memory (docs/traffic.md)
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
 #   make overhead  what of a release is no engine at work (RECIPE=...)
@@ -39,7 +40,7 @@ SERVE_READY := $(VENV_SERVE)/.ready-$(KIND)
 export PILOTAGE_SERVE_PYTHON := $(abspath $(VENV_SERVE))/bin/python
 endif
 
-.PHONY: bench-profile audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact bench-runs overhead compare
+.PHONY: engine-sizes bench-profile audit licences demo up down deploy test env check clean lock unit help faults simulate simulate-search bench bench-impact bench-runs overhead compare
 .DEFAULT_GOAL := help
 
 help:
@@ -85,6 +86,9 @@ test: env
 # PILOTAGE_FAULTS_ROOT=... keeps the finished home and the rows for the next time.
 faults: env
 	PILOTAGE_FAULTS_TABLE=docs/reliability.md $(PY) -m pytest tests/faults -v $(FAULTS)
+
+engine-sizes: env
+	$(PY) -m pytest tests/integration/test_capacity_engine.py -m fault -v
 
 unit: env
 	$(PY) -m pytest tests/unit

@@ -31,6 +31,8 @@ _WIDTHS = {
     **dict.fromkeys(FP8_KV, 1),
     "int8_per_token_head": 1,
     "fp8_per_token_head": 1,
+    # Of a model that is served in float32 as a whole; vLLM takes it by no name.
+    "float32": 4,
 }
 _SYNONYMS = {
     "bf16": "bfloat16",
@@ -38,7 +40,7 @@ _SYNONYMS = {
     "half": "float16",
     "int8": "int8_per_token_head",
 }
-KV_DTYPES = ("auto", *_WIDTHS, *_SYNONYMS)
+KV_DTYPES = ("auto", *(name for name in _WIDTHS if name != "float32"), *_SYNONYMS)
 
 STATE_BLOCKS = 2
 """Of a sequence in each group of linear layers while prefixes are cached, as is the default: the
@@ -53,14 +55,17 @@ def kv_dtype_of(shape: ModelShape, kv_dtype: str, form: WeightFormat | None = No
 
     Raises `UserError` for a name that is not known, or of no use with this model.
     """
-    name = kv_dtype.lower()
+    asked = name = kv_dtype.lower()
     name = _SYNONYMS.get(name, name)
     if name == "auto":
         given = form.kv_dtype if form else "auto"
         if given == "auto" and shape.quantization is not None:
             given = shape.quantization.kv_dtype
-        name = shape.dtype if given == "auto" else given
-    if name not in _WIDTHS:
+        if given == "auto":
+            # The engine is asked for float32 as a whole: `--dtype float32`.
+            given = "float32" if form and form.name == "fp32" else shape.dtype
+        name = given
+    if name not in _WIDTHS or asked == "float32":
         raise UserError.at("kv dtype", f"{kv_dtype!r} is not known", f"one of {_listed()}")
     if name.endswith("_per_token_head") and any(one.attention == "mla" for one in shape.layers):
         what = f"{name} is not for models with a latent cache ({shape.model_type})"

@@ -60,7 +60,7 @@ def _draft(path: Path | None) -> ModelShape | None:
 
 
 def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
-    """The shape, and the bytes of the tensors where the folder has them."""
+    """The shape, and the bytes that an engine keeps of the folder's tensors, if it has any."""
     config = path / "config.json" if path.is_dir() else path
     if not config.is_file():
         what = "has no config.json" if path.is_dir() else "no such file or folder"
@@ -76,7 +76,7 @@ def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
     if not path.is_dir():
         return shape, None
     found = weights_of_checkpoint(path)
-    return shape, found.tensor_bytes if found.exact else None
+    return shape, found.loaded_bytes if found.exact else None
 
 
 def machines_of(names: Sequence[str]) -> list[Machine]:

@@ -165,6 +165,8 @@ def test_kv_dtype_follows_the_weights() -> None:
     plain = small(torch_dtype="float16")
     assert kv_dtype_of(plain, "auto") == "float16"
     assert kv_dtype_of(plain, "auto", FORMATS["fp8_kv_cache"]) == "fp8"
+    assert kv_dtype_of(plain, "auto", FORMATS["fp32"]) == "float32"
+    assert token_bytes(plain.layers[0], "float32") == 2 * token_bytes(plain.layers[0], "float16")
     assert kv_dtype_of(plain, "BF16") == "bfloat16"
     scheme = {
         "quant_method": "compressed-tensors",
@@ -176,7 +178,7 @@ def test_kv_dtype_follows_the_weights() -> None:
     assert kv_dtype_of(small(quantization_config=scheme), "auto") == "fp8"
 
 
-@pytest.mark.parametrize("name", ["q4", "nvfp4", ""])
+@pytest.mark.parametrize("name", ["float32", "q4", "nvfp4", ""])
 def test_an_unknown_kv_dtype_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not known"):
         kv_dtype_of(small(), name)
