@@ -175,31 +175,33 @@ def _mlflow_ui(home: Settings) -> str:
 # -- recipes and suites ----------------------------------------------------------------------
 
 
-def recipes_document() -> list[dict[str, str]]:
-    """Every shipped recipe and suite: kind, name, description, file."""
-    listed = []
+def recipes_document() -> list[dict[str, str | None]]:
+    """Every shipped recipe and suite: kind, name, description, file; of releases where they ran."""
+    listed: list[dict[str, str | None]] = []
     for kinds, root in ((RECIPE_KINDS, loader.RECIPES_DIR), (SUITE_KINDS, suites.SUITES_DIR)):
         for kind in kinds:
             for name in loader.shipped(kind, root):
                 path = loader.find(name, kind, root)
-                description = str(loader.read_yaml(path).get("description", ""))
-                listed.append(
-                    {
-                        "kind": kind,
-                        "name": name,
-                        "description": " ".join(description.split()),
-                        "file": path.relative_to(root.parent).as_posix(),
-                    }
-                )
+                content = loader.read_yaml(path)
+                row: dict[str, str | None] = {
+                    "kind": kind,
+                    "name": name,
+                    "description": " ".join(str(content.get("description", "")).split()),
+                    "file": path.relative_to(root.parent).as_posix(),
+                }
+                if kind == "release":
+                    row["run_on"] = content.get("run_on")
+                listed.append(row)
     return listed
 
 
-def recipes_table(document: Sequence[dict[str, str]]) -> str:
+def recipes_table(document: Sequence[dict[str, str | None]]) -> str:
     table = Table()
-    for column in ("kind", "name", "description"):
+    for column in ("kind", "name", "description", "run on"):
         table.add_column(column, overflow="fold")
     for row in document:
-        table.add_row(row["kind"], row["name"], row["description"])
+        ran = (row["run_on"] or "nowhere yet") if "run_on" in row else ""
+        table.add_row(row["kind"], row["name"], row["description"], ran)
     return drawn(table)
 
 

@@ -64,6 +64,13 @@ class ReleaseRecipe(Written):
 
     kind: Literal["release"]
     description: str
+    run_on: str | None = Field(
+        default=None,
+        min_length=1,
+        exclude=True,
+        description="Where all of it has run, as it stands; null: nowhere yet. For people, no part "
+        "of the release's digest.",
+    )
     model: str = Field(description="Name in the registry.")
     prompts: Prompts
     teacher: str

@@ -66,12 +66,14 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
 
 def check_given_model(path: Path, role: str) -> None:
     """Raises `UserError` with all that is wrong with a model folder that a recipe names."""
+    key = "teacher.model.path" if role == "teacher" else "distill.student.path"
+    remedy = f"name the {role}'s folder: --set {key}=FOLDER"
     try:
         whole = path.is_dir()
     except (OSError, ValueError) as error:
-        raise UserError.at(f"{str(path)[:200]!a}", str(error), f"correct {role}.path") from None
+        raise UserError.at(f"{str(path)[:200]!a}", str(error), remedy) from None
     if not whole:
-        raise UserError.at(path, "no such folder", f"correct {role}.path")
+        raise UserError.at(path, "no such folder", remedy)
     if problems := checkpoint_problems(path):
         raise UserError(problems)
     check_weights(path, f"the {role}'s own folder")

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from recipes import loader
+from recipes.schema import ServeRecipe
 from registry.capacity_plan import plan
 from registry.format_support import kv_problem, support_of
 from registry.json_files import json_object
 from registry.machines import Machine
 from registry.model_shapes import shape_of
 from registry.plan_parts import Demand, Limits, Model, Wish
+from registry.serve_words import engine_words
 from registry.settings import CHECKOUT, settings
 from tasks.capacity_inputs import machine_of
 
@@ -82,7 +85,9 @@ asked = json.load(sys.stdin)
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
-answer = {"parsed": []}
+answer = {"parsed": [], "served": {}}
+for recipe, words in asked["recipes"].items():
+    answer["served"][recipe] = vars(parser.parse_args(["m", *words]))
 for given in asked["commands"]:
     words = [word for name, value in given.items() for word in ("--" + name, str(value))]
     read = vars(parser.parse_args(["m", *words]))
@@ -123,7 +128,7 @@ answer["attention"] = {
     "flash_attn_2": fa_utils.flash_attn_supports_kv_cache_dtype("fp8"),
     "flashinfer_heads": flashinfer.FlashInferBackend.get_supported_head_sizes(),
 }
-print("ANSWER" + json.dumps(answer))
+print("ANSWER" + json.dumps(answer, default=str))
 """
 
 
@@ -141,6 +146,12 @@ def planned_commands() -> list[dict[str, Any]]:
     return [fit.engine_args for fit in found]
 
 
+def served_arguments() -> dict[str, dict[str, Any]]:
+    """Engine arguments of every shipped serve recipe for vLLM."""
+    recipes = {name: loader.load(name, "serve", ServeRecipe) for name in loader.shipped("serve")}
+    return {name: one.engine_args for name, one in recipes.items() if one.engine == "vllm"}
+
+
 @pytest.fixture(scope="module")
 def engine() -> dict[str, Any]:
     """One process of the serve environment for all of it: its imports take ten seconds."""
@@ -149,7 +160,13 @@ def engine() -> dict[str, Any]:
         pytest.skip("no serve environment: `make env` builds it")
     done = subprocess.run(
         [python, "-c", ASK],
-        input=json.dumps({"capabilities": CAPABILITIES, "commands": planned_commands()}),
+        input=json.dumps(
+            {
+                "capabilities": CAPABILITIES,
+                "commands": planned_commands(),
+                "recipes": {name: engine_words(args) for name, args in served_arguments().items()},
+            }
+        ),
         capture_output=True,
         text=True,
         timeout=300,
@@ -245,3 +262,13 @@ def test_the_engine_reads_the_planned_arguments(engine: dict[str, Any]) -> None:
     assert {"dtype", "kv-cache-dtype", "pipeline-parallel-size", "kv-cache-memory-bytes"} <= names
     for given, read in zip(commands, engine["parsed"], strict=True):
         assert read == {name.replace("-", "_"): str(value) for name, value in given.items()}
+
+
+def test_the_engine_reads_the_arguments_of_every_serve_recipe(engine: dict[str, Any]) -> None:
+    """Also of those for GPUs, which nobody here could start."""
+    recipes = served_arguments()
+    assert any("_nvidia_" in name for name in recipes)
+    for name, args in recipes.items():
+        read = engine["served"][name]
+        for argument, value in args.items():
+            assert read[argument.replace("-", "_")] == value, (name, argument)

@@ -1,0 +1,258 @@
+"""Recipes for GPUs that nobody here has: each is whole, says that it was not run, and fits.
+
+That vLLM's own parser reads their arguments is tested in
+tests/integration/test_format_support.py.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_suites import loader as suites
+from recipes import loader
+from recipes.schema import PathModel, ReleaseRecipe, ServeRecipe
+from registry.capacity_plan import plan
+from registry.errors import UserError
+from registry.model_shapes import ModelShape, shape_of
+from registry.plan_parts import Demand, Fit, Limits, Model, Wish
+from registry.settings import CHECKOUT
+from tasks.capacity_inputs import machine_of
+from tasks.planning import ResolvedRelease, resolve
+from tests.unit.shape_builders import config, published
+
+GIB = 2**30
+NOT_RUN = "NOT RUN"
+
+RELEASES = [
+    name
+    for name in loader.shipped("release")
+    if loader.load(name, "release", ReleaseRecipe).run_on is None
+]
+SERVES = [name for name in loader.shipped("serve") if "_nvidia_" in name]
+VLLM_SERVES = [name for name in SERVES if name.startswith("vllm_")]
+
+
+@cache
+def resolved(name: str) -> ResolvedRelease:
+    return resolve(name)
+
+
+def model_name(source: Any) -> str:
+    """The published configuration that stands for the folder which a user gives."""
+    assert isinstance(source, PathModel)
+    return Path(source.path).name
+
+
+def draft_of(target: str, draft_vocab: int | None) -> ModelShape:
+    """A draft of one layer, as it is trained for this target."""
+    layer = config(target) | {"num_hidden_layers": 1}
+    written = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": draft_vocab,
+        "transformer_layer_config": layer,
+    }
+    return shape_of(written, f"draft of {target}")
+
+
+def fit_of(
+    model: str, serve: ServeRecipe, hardware: str, form: str, draft: ModelShape | None = None
+) -> Fit:
+    """The plan at the numbers of a serve recipe; fails where it does not fit."""
+    args = serve.engine_args
+    context, tp = args["max-model-len"], args["tensor-parallel-size"]
+    demand = Demand(args["max-num-seqs"], context, context)
+    wish = Wish(formats=(form,), tp=tp, utilization=args["gpu-memory-utilization"])
+    shape = Model(published(model), model, draft)
+    found = plan(shape, [machine_of(hardware)], demand, wish, Limits())
+    assert found.fits, found.ruled_out
+    return found.fits[0]
+
+
+def fits_of_release(name: str) -> dict[str, Fit]:
+    """The plan of each candidate, and of the teacher where it is served here."""
+    todo = resolved(name)
+    student = model_name(todo.distill.student)
+    hardware = todo.load.hardware
+    fits = {}
+    for one in todo.release.candidates:
+        draft = None
+        if one.draft:
+            assert todo.draft is not None
+            draft = draft_of(student, todo.draft.draft_vocab_size)
+        fits[one.name] = fit_of(student, todo.serve[one.serve], hardware, one.quantize, draft)
+    if todo.teacher.model is not None:
+        serve = todo.serve[str(todo.teacher.serve)]
+        fits["teacher"] = fit_of(model_name(todo.teacher.model), serve, hardware, "auto")
+    return fits
+
+
+# -- what they say of themselves -------------------------------------------------------------
+
+
+def test_the_pairs_that_users_asked_for() -> None:
+    assert set(RELEASES) == {
+        "qwen3_32b_to_8b_nvidia_h20",
+        "qwen3_32b_to_8b_nvidia_l20",
+        "llama_3_1_70b_to_8b_nvidia_h800",
+        "qwen2_5_7b_nvidia_a10",
+        "qwen2_5_32b_colocated_nvidia_h20",
+    }
+
+
+def files_for_gpus() -> list[Path]:
+    """The releases that have not run, what they name, and all that is named by a card."""
+    found = {loader.find(name, "release") for name in RELEASES}
+    found |= {loader.find(name, "serve") for name in SERVES}
+    for name in RELEASES:
+        release = loader.load(name, "release", ReleaseRecipe)
+        found.add(loader.find(release.distill, "distill"))
+        found.add(loader.find(release.load, "load", suites.SUITES_DIR))
+        if release.draft is not None:
+            found.add(loader.find(release.draft, "draft"))
+        if release.teacher != "openai_url":
+            found.add(loader.find(release.teacher, "teacher"))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", files_for_gpus(), ids=lambda path: path.stem)
+def test_header_and_description_say_that_it_was_not_run(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    header = text.partition("\nkind: ")[0]
+    assert f"# {NOT_RUN}" in header
+    assert loader.read_yaml(path)["description"].startswith(NOT_RUN)
+
+
+@pytest.mark.parametrize("name", loader.shipped("release"))
+def test_only_what_ran_says_where(name: str) -> None:
+    """`run_on` and the words never disagree."""
+    recipe = loader.load(name, "release", ReleaseRecipe)
+    assert (recipe.run_on is None) == recipe.description.startswith(NOT_RUN)
+    assert ("nvidia" in name) <= (recipe.run_on is None)
+
+
+def test_where_it_ran_is_no_part_of_a_release() -> None:
+    """The first machine that runs it must not make another release of it by saying so."""
+    there = resolve(RELEASES[0], ["run_on=somewhere"])
+    assert there.release.run_on == "somewhere"
+    assert there.digest == resolved(RELEASES[0]).digest
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_release_is_named_by_its_models_and_its_hardware(name: str) -> None:
+    todo = resolved(name)
+    hardware = todo.load.hardware
+    assert name.endswith(f"_{hardware}")
+    student = model_name(todo.distill.student)
+    assert student.rpartition("_")[2] in name
+    for serve in todo.serve:
+        assert serve.startswith("vllm_") and serve.endswith(f"_{hardware}")
+    if todo.teacher.model is not None:
+        assert name.startswith(model_name(todo.teacher.model))
+        assert todo.release.teacher == f"{model_name(todo.teacher.model)}_{hardware}"
+
+
+# -- what they ask of a machine --------------------------------------------------------------
+
+
+def header_plan(name: str) -> list[str]:
+    """The words of the plan command in a serve recipe's header."""
+    header = loader.find(name, "serve").read_text(encoding="utf-8").partition("\nkind: ")[0]
+    text = re.sub(r"\\\n#", " ", header)
+    found = re.search(r"^#\s+pilotage (plan .*)$", text, flags=re.MULTILINE)
+    assert found is not None, name
+    return shlex.split(found[1])
+
+
+@pytest.mark.parametrize("name", VLLM_SERVES)
+def test_engine_arguments_are_those_of_the_plan_in_the_header(name: str) -> None:
+    words = header_plan(name)
+    given = dict(zip(words[1::2], words[2::2], strict=True))
+    serve = loader.load(name, "serve", ServeRecipe)
+    args = serve.engine_args
+    model, hardware = Path(given["--model"]).stem, given["--hardware"]
+    assert (CHECKOUT / given["--model"]).is_file() and name.endswith(f"_{hardware}")
+    assert [int(given[f"--{one}"]) for one in ("concurrency", "context", "tp")] == [
+        args[one] for one in ("max-num-seqs", "max-model-len", "tensor-parallel-size")
+    ]
+    fit = fit_of(model, serve, hardware, given.get("--format", "auto"))
+    assert fit.engine_args == dict(list(args.items())[:5])
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_candidate_fits_the_hardware_that_the_release_names(name: str) -> None:
+    for candidate, fit in fits_of_release(name).items():
+        budget = 0.9 * fit.machine.memory_bytes
+        assert fit.floor.per_gpu.floor_bytes <= budget, candidate
+        assert fit.max_concurrency >= fit.engine_args["max-num-seqs"], candidate
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_longest_request_of_the_load_profile_fits_into_the_context(name: str) -> None:
+    todo = resolved(name)
+    longest = 0
+    for one in todo.load.scenarios.values():
+        assert one.output is not None
+        outputs = one.output if isinstance(one.output, list) else [one.output]
+        lengths = [length for length in outputs if isinstance(length, int)]
+        assert lengths == outputs
+        longest = max(longest, one.prefix + one.input + max(lengths))
+    for candidate in todo.release.candidates:
+        # A chat template adds its own words.
+        assert longest + 128 <= todo.serve[candidate.serve].engine_args["max-model-len"]
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_model_that_is_not_there_names_the_setting(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks import models
+
+    monkeypatch.chdir(tmp_path)
+    todo = resolved(name)
+    with pytest.raises(UserError, match=r"--set distill\.student\.path=FOLDER"):
+        models.stage(todo.distill.student, "student")
+    if todo.teacher.model is not None:
+        with pytest.raises(UserError, match=r"no such folder\s.*--set teacher\.model\.path=FOLDER"):
+            models.stage(todo.teacher.model, "teacher")
+
+
+# -- the documentation -----------------------------------------------------------------------
+
+
+def release_table() -> list[str]:
+    """The table of docs/capacity.md: what the plan says of each candidate."""
+    rows = [
+        "| release | candidate | hardware | GPUs | format | sequences x tokens "
+        "| floor of a GPU, GiB | may be taken | most sequences |",
+        f"|{'---|' * 9}",
+    ]
+    for name in RELEASES:
+        first = f"`{name}`"
+        for candidate, fit in fits_of_release(name).items():
+            args = fit.engine_args
+            cells = [
+                first,
+                candidate,
+                fit.machine.name,
+                str(fit.tp),
+                fit.format,
+                f"{args['max-num-seqs']} x {args['max-model-len']}",
+                f"{fit.floor.per_gpu.floor_bytes / GIB:.1f}",
+                f"{0.9 * fit.machine.memory_bytes / GIB:.1f}",
+                str(fit.max_concurrency),
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+            first = ""
+    return rows
+
+
+def test_the_documentation_has_the_plans() -> None:
+    text = (CHECKOUT / "docs" / "capacity.md").read_text(encoding="utf-8")
+    assert "\n".join(release_table()) in text, "\n".join(release_table())
