@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.making import make_bundle
+from flows.making import make_bundle, quantized
 from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
@@ -34,11 +34,11 @@ def measure_candidate(
     did not come of it, and is not tried again.
     """
     recipes = todo.resolved
-    if why := refused_before(todo, wanted):
-        LOG.error("%s: not made: %s", wanted.name, why)
-        leave_out(*wanted.own_stages())
-        return Measured(wanted.name, infeasible=why, draft=wanted.draft is not None)
     try:
+        if why := refused(todo, wanted):
+            LOG.error("%s: not made: %s", wanted.name, why)
+            leave_out(*wanted.own_stages())
+            return Measured(wanted.name, infeasible=why, draft=wanted.draft is not None)
         bundle = make_bundle(todo, wanted)
     except StageFailed as error:
         LOG.error("%s: %s", wanted.name, error)
@@ -93,6 +93,19 @@ def measure_candidate(
         draft_proof=proof,
         draft=bundle.draft is not None,
     )
+
+
+def refused(todo: ReleasePlan, wanted: CandidatePlan) -> str:
+    """Why it is certain that its hardware cannot serve it; empty where that is not certain.
+
+    Asked again when it is quantized and before a draft is trained for it, which starts servers:
+    the files say what a recipe that is not understood did not.
+    """
+    why = refused_before(todo, wanted)
+    if why or wanted.quantize is None or wanted.draft is None:
+        return why
+    quantized(todo, wanted)
+    return refused_before(todo, wanted)
 
 
 def prove_its_draft(todo: ReleasePlan, wanted: CandidatePlan, bundle: Bundle) -> ArtifactRef | None:

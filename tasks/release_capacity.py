@@ -115,7 +115,8 @@ def _unread(name: str, error: UserError) -> MemoryPlan:
 def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
     """From the student and the recipes: what the candidate will be, without its draft.
 
-    A lower bound: what a recipe leaves in 16 bit, and a draft, only add to it.
+    A lower bound: what a recipe leaves in 16 bit, and a draft, only add to it. What is quantized
+    already has its own configuration.
     """
     recipes = todo.resolved
     try:
@@ -123,7 +124,10 @@ def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
         if config is None:
             return not_planned(wanted.name, "the student's configuration is not there yet")
         recipe = recipes.quantize[wanted.candidate.quantize].recipe
-        if recipe is not None:
+        made = quantized_config(wanted)
+        if made is not None:
+            config = made
+        elif recipe is not None:
             section = quantization_config(recipe)
             if section is None:
                 return not_planned(wanted.name, "what its quantize recipe makes is not known")
@@ -166,6 +170,14 @@ def student_config(todo: ReleasePlan) -> dict[str, Any] | None:
     if isinstance(source, PathModel):
         return json_object(Path(source.path) / CONFIG)
     path = store().folder(todo.student_base) / "files" / CONFIG
+    return json_object(path) if path.is_file() else None
+
+
+def quantized_config(wanted: CandidatePlan) -> dict[str, Any] | None:
+    """Of the quantized student, where it lies here."""
+    if wanted.quantize is None:
+        return None
+    path = store().folder(wanted.quantize) / "files" / wanted.below / CONFIG
     return json_object(path) if path.is_file() else None
 
 

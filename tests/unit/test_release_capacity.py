@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from registry.outcome import Verdict
 from registry.settings import CHECKOUT
 from tasks import release_capacity, serving
 from tasks.judging import Measured, judge_candidates
-from tasks.planning import ReleasePlan, plan, resolve
+from tasks.planning import CandidatePlan, ReleasePlan, plan, resolve
 from tasks.release_capacity import (
     is_here,
     plan_before,
@@ -177,6 +178,29 @@ def test_nothing_is_made_of_a_refused_candidate(
     student = Measured("bf16", digest="b" * 64, bundle=bundle("bf16"))
     [one] = judge_candidates(load_policy("demo"), [found], {"student": student, "teacher": student})
     assert (one.verdict, one.reasons, one.bundle) == (Verdict.INFEASIBLE, [found.infeasible], "")
+
+
+def test_a_recipe_that_was_not_understood_is_asked_again_before_the_draft(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training a draft starts servers; by then the quantized files say what they are."""
+    todo = planned_release(monkeypatch, gib=8)
+    drafted = next(one for one in todo.candidates if one.name == "bf16-eagle3")
+    plain = next(one for one in todo.candidates if one.name == "w8a8_int8")
+    wanted = replace(drafted, candidate=plain.candidate, quantize=plain.quantize, below="quantized")
+    monkeypatch.setattr(release_capacity, "quantization_config", lambda recipe: None)
+    monkeypatch.setattr(measuring, "make_bundle", lambda *_: pytest.fail("a draft was trained"))
+    begin_run(1)
+
+    def quantize(todo: ReleasePlan, wanted: CandidatePlan) -> None:
+        assert wanted.quantize is not None
+        folder = store().folder(wanted.quantize) / "files" / "quantized"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(CONFIG.read_text())
+
+    monkeypatch.setattr(measuring, "quantized", quantize)
+    assert refused_before(todo, wanted) == ""
+    assert measure_candidate(todo, wanted).infeasible.startswith("too little memory: 15.96 GiB")
 
 
 def test_what_was_served_here_is_not_refused_by_a_plan(
