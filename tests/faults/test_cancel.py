@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from tasks.engines.ports import free_port
 from tests.faults.conftest import Tell
-from tests.faults.world import RECIPE, WHOLE, World, gone, until
+from tests.faults.world import RECIPE, WHOLE, World, ask_prefect, gone, until
 
 pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(3600)]
 
@@ -66,10 +65,7 @@ class Station:
         assert run.end(300) == 0, run.text
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        url = f"http://127.0.0.1:{self.port}/api{path}"
-        answer = httpx.request(method, url, json=body or None, timeout=60, trust_env=False)
-        assert answer.is_success, answer.text
-        return answer.json() if answer.content else None
+        return ask_prefect(f"http://127.0.0.1:{self.port}/api", method, path, body or None)
 
     def start(self, **env: str) -> str:
         """A run of the tiny release, as the form starts it; its id."""

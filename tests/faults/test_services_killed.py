@@ -10,14 +10,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from tasks.engines.ports import free_port
 from tests.faults.audit import Holdings, check_not_moved, check_whole, holdings
 from tests.faults.conftest import Tell
-from tests.faults.world import RECIPE, World, kill, until
+from tests.faults.world import RECIPE, World, ask_prefect, kill, until
 
 pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(1800)]
 
@@ -49,18 +48,15 @@ class Site:
         assert run.end(600) == 0, run.text[-4000:]
         return run.text
 
-    def ask(self, method: str, path: str, **content: Any) -> Any:
-        answer = httpx.request(
-            method, f"{self.api}{path}", timeout=60, trust_env=False, **content
-        ).raise_for_status()
-        return answer.json()
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        return ask_prefect(self.api, method, path, body)
 
     def begin(self) -> str:
         """Start the deployment; the id of its flow run."""
         deployment = self.ask("GET", "/deployments/name/release/manual")
         body = {"parameters": {"request": {"recipe": RECIPE}}}
         path = f"/deployments/{deployment['id']}/create_flow_run"
-        return str(self.ask("POST", path, json=body)["id"])
+        return str(self.ask("POST", path, body)["id"])
 
     def state(self, run: str) -> str:
         found = self.ask("GET", f"/flow_runs/{run}")["state"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prefect.client.base import PrefectHttpxSyncClient
 
 from registry.settings import CHECKOUT
 
@@ -231,6 +232,15 @@ class World:
         for name in ("mlflow.db", "mlartifacts", "bundles", "reports"):
             path = self.home / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def ask_prefect(api: str, method: str, path: str, body: Any = None) -> Any:
+    """What Prefect's server answers; changes need the token that its own client asks for."""
+    with PrefectHttpxSyncClient(
+        base_url=api, enable_csrf_support=True, timeout=60, trust_env=False
+    ) as client:
+        answer = client.request(method, path, json=body)
+    return answer.json() if answer.content else None
 
 
 def kill(process: psutil.Process) -> None:
