@@ -66,7 +66,7 @@ CALLS = {
         "tasks.reporting:report_details",
         "registry.report:write_report",
     ],
-    "other runs' turn": ["tasks.devices:_wait_for"],
+    "other runs' turn": ["tasks.devices:_Wait.descriptor"],
     "judging": ["tasks.judging:judge_candidates"],
     "pages in prefect": ["tasks.run_pages:show_release"],
 }
