@@ -50,6 +50,9 @@ NO_MEMORY = frozenset(
         "generation-config",
         "max-logprobs",
         "enable-prefix-caching",
+        "default-chat-template-kwargs",
+        "scheduling-policy",
+        "stream-interval",
     )
 )
 """Engine arguments that change neither weights nor the cache of a sequence."""

@@ -32,6 +32,8 @@ from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.stages import store
 
 HERE = "this machine"
+VLLM = "vllm"
+"""The engine whose blocks and kernels are known here."""
 CONFIG = "config.json"
 
 _MIB = 1 << 20
@@ -87,6 +89,8 @@ def _gpu(text: str) -> tuple[str, int] | None:
 
 def plan_of_bundle(bundle: Bundle, hardware_name: str) -> MemoryPlan:
     """From the files of a bundle that lies here, for the hardware of its load profile."""
+    if bundle.engine != VLLM:
+        return not_planned(bundle.name, f"{bundle.engine} is not planned")
     try:
         machine = release_machine(hardware_name)
         shape = _shape(bundle.target.path)
@@ -119,6 +123,9 @@ def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
     already has its own configuration.
     """
     recipes = todo.resolved
+    serve = recipes.serve[wanted.candidate.serve]
+    if serve.engine != VLLM:
+        return not_planned(wanted.name, f"{serve.engine} is not planned")
     try:
         config = student_config(todo)
         if config is None:
@@ -136,7 +143,6 @@ def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
         machine = release_machine(recipes.load.hardware)
     except UserError as error:
         return _unread(wanted.name, error)
-    serve = recipes.serve[wanted.candidate.serve]
     return memory_plan(
         wanted.name, shape, None, serve.engine_args, serve.env, machine, engine_version()
     )

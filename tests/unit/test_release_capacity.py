@@ -289,3 +289,37 @@ def test_a_bundle_is_planned_from_its_files(home: Path) -> None:
     assert (found.hardware, found.format, found.refusal) == ("nvidia_a10", "bf16", "")
     (one.target.path / "config.json").write_text('{"model_type": "nobodys"}')
     assert plan_of_bundle(one, "nvidia_a10").unknown.startswith("config.json: is 'nobodys'")
+
+
+GPU_STUDENTS = {
+    "llama_3_1_70b_to_8b_nvidia_h800": "llama_3_1_8b",
+    "qwen2_5_32b_colocated_nvidia_h20": "qwen2_5_32b",
+    "qwen2_5_7b_nvidia_a10": "qwen2_5_7b",
+    "qwen3_32b_to_8b_nvidia_h20": "qwen3_8b",
+    "qwen3_32b_to_8b_nvidia_l20": "qwen3_8b",
+}
+
+
+@pytest.mark.parametrize("name", [one for one in loader.shipped("release") if one in GPU_STUDENTS])
+def test_shipped_releases_are_understood_and_run_on_their_cards(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json_object(CONFIG.with_name(f"{GPU_STUDENTS[name]}.json"))
+    monkeypatch.setattr(release_capacity, "student_config", lambda todo: config)
+    resolved = resolve(name)
+    todo: Any = SimpleNamespace(resolved=resolved)
+    for candidate in resolved.release.candidates:
+        wanted: Any = SimpleNamespace(candidate=candidate, name=candidate.name, quantize=None)
+        found = plan_before(todo, wanted)
+        assert (found.refusal, found.unknown) == ("", ""), candidate.name
+        assert found.hardware == resolved.load.hardware
+        assert found.kv_cache_tokens is not None
+
+
+def test_another_engine_is_not_planned(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    todo = planned_release(monkeypatch)
+    serve = todo.resolved.serve["vllm_cpu_2core"].model_copy(update={"engine": "other"})
+    monkeypatch.setitem(todo.resolved.serve, "vllm_cpu_2core", serve)
+    assert {plan_before(todo, one).unknown for one in todo.candidates} == {"other is not planned"}
+    one = bundle("bf16").model_copy(update={"engine": "other"})
+    assert plan_of_bundle(one, "nvidia_a10").unknown == "other is not planned"
