@@ -21,10 +21,11 @@ from registry.gate_report import drawn
 from registry.outcome import ReleaseOutcome
 from registry.redaction import redacted
 from registry.report_latency import flagged, kept_words, percentile_of, sla_of
+from registry.report_savings import statement
 from registry.settings import Settings, settings
 from tasks.planning import CandidatePlan, ReleasePlan
 from tasks.progress import LOG, spell
-from tasks.release_capacity import plan_before, refused_before
+from tasks.release_capacity import certain_refusal, plan_before
 from tasks.stages import store
 
 # -- the plan of a dry run -------------------------------------------------------------------
@@ -82,10 +83,9 @@ def plan_table(todo: ReleasePlan) -> str:
 
 
 def _before(todo: ReleasePlan, wanted: CandidatePlan) -> dict[str, Any]:
-    """What is certain of a candidate; `refusal`: nothing of it will be started."""
+    """What is certain of a candidate; `refusal`: its server will not be started."""
     plan = plan_before(todo, wanted)
-    refused = "" if not plan.refusal else refused_before(todo, wanted)
-    return {**plan.model_dump(mode="json"), "refusal": refused}
+    return {**plan.model_dump(mode="json"), "refusal": certain_refusal(todo, wanted)}
 
 
 # -- what came of a release ------------------------------------------------------------------
@@ -130,6 +130,8 @@ def outcome_text(outcome: ReleaseOutcome) -> str:
     else:
         lines.append("nothing promoted; the model has no champion")
     home = settings()
+    if outcome.savings is not None:
+        lines.append(f"savings: {statement(outcome.savings)}")
     lines += [
         f"report:    {outcome.report}",
         f"MLflow UI: {_mlflow_ui(home)}",

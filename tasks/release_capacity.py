@@ -156,6 +156,11 @@ def refused_before(todo: ReleasePlan, wanted: CandidatePlan) -> str:
     """
     if wanted.name == todo.resolved.release.reference_candidate:
         return ""
+    return certain_refusal(todo, wanted)
+
+
+def certain_refusal(todo: ReleasePlan, wanted: CandidatePlan) -> str:
+    """Why the hardware cannot serve a candidate; empty where it has, or where that is open."""
     why = plan_before(todo, wanted).refusal
     return "" if why and proved_here(todo, wanted) else why
 

@@ -24,6 +24,7 @@ import httpx
 import psutil
 import pytest
 
+from registry.candidate_memory import MemoryPlan
 from registry.settings import CHECKOUT, settings
 from tasks.engines.ports import free_port
 
@@ -201,6 +202,20 @@ def test_3_mlflow_holds_one_of_everything(story: Path, environment: dict[str, st
     champion = client.get_model_version_by_alias("tiny-assistant", "champion")
     assert champion.tags["pilotage.bundle"] == result["champion"]["bundle"]
     assert len(client.search_model_versions("name = 'tiny-assistant'")) == 1
+
+
+def test_4_the_engine_has_the_cache_that_was_planned(
+    story: Path, environment: dict[str, str]
+) -> None:
+    """To the token, with and without a draft; of what the engine refuses nothing was planned."""
+    proofs = list(Path(environment["PILOTAGE_HOME"]).glob("store/serving/*/files/summary.json"))
+    assert len(proofs) == 3
+    for path in proofs:
+        proof = json.loads(path.read_text())
+        planned = json.loads(path.with_name("plan.json").read_text())
+        assert proof["planned_kv_tokens"] == planned["kv_cache_tokens"] == proof["kv_cache_tokens"]
+        assert proof["plan_exact"] is proof["feasible"]
+        assert proof["plan"] == MemoryPlan.model_validate(planned).digest
 
 
 def test_4_the_draft_is_measured_by_the_engine(story: Path) -> None:

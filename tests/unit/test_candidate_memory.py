@@ -206,6 +206,8 @@ def test_the_digest_is_of_all_of_it() -> None:
     one = planned(shape(), "nvidia_h20", max_model_len=8192)
     assert one.digest == planned(shape(), "nvidia_h20", max_model_len=8192).digest
     assert one.digest != planned(shape(), "nvidia_h20", max_model_len=8191).digest
+    # As it is written and read again.
+    assert MemoryPlan.model_validate_json(one.model_dump_json()).digest == one.digest
 
 
 # -- against what the engine printed ---------------------------------------------------------

@@ -14,6 +14,7 @@ from eval_suites.loader import load_policy
 from flows import measuring
 from flows.candidate import ended
 from flows.measuring import measure_candidate
+from flows.rendering import plan_document, plan_table
 from recipes import loader
 from recipes.schema import QuantizeRecipe
 from registry.candidate_memory import PLAN_FILE, MemoryPlan
@@ -156,6 +157,17 @@ def test_candidates_are_refused_by_what_they_will_be(
     }  # fmt: skip
     # The reference candidate is made all the same: its answers are what others are compared with.
     assert [one.name for one in todo.candidates if refused_before(todo, one)] == ["bf16-eagle3"]
+
+
+def test_a_dry_run_shows_what_will_not_be_served(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = planned_release(monkeypatch)
+    shown = {one["candidate"]: one["refusal"] for one in plan_document(todo)["candidates"]}
+    assert {name for name, why in shown.items() if why} == {"bf16", "bf16-eagle3"}
+    text = plan_table(todo)
+    assert "INFEASIBLE: bf16: too little memory: 15.96 GiB is the least" in text
+    assert "INFEASIBLE: w8a8_int8" not in text
 
 
 def test_a_student_that_is_not_there_refuses_nothing(home: Path) -> None:
