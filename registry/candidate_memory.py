@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -307,19 +308,26 @@ def _least(parts: Parts, shape: ModelShape, tp: int) -> int:
 def _memory_problem(engine: EngineMemory, machine: Machine, floor: MemoryFloor, least: int) -> str:
     cache = max(parts.kv_bytes + parts.draft_kv_bytes for parts in floor.stages)
     if engine.kv_bytes is not None and cache > engine.kv_bytes:
+        # What would do has a block more, which is nobody's.
+        would = max(
+            parts.kv_bytes + parts.draft_kv_bytes + parts.kv_slack_bytes for parts in floor.stages
+        )
         return (
-            f"too little memory: one sequence of {engine.max_len} tokens takes {_gib(cache)} of KV "
-            f"cache, and the serve recipe gives {_gib(engine.kv_bytes)}; the least is "
-            f"kv-cache-memory-bytes {cache}"
+            f"too little memory: one sequence of {engine.max_len or 1} tokens takes {_gib(cache)} "
+            f"of KV cache, and the serve recipe gives {_gib(engine.kv_bytes)}; "
+            f"kv-cache-memory-bytes {would} would do"
         )
     if least > machine.memory_bytes:
         parts = floor.per_gpu
         each = "" if engine.tp * engine.pp == 1 else f" on each of {engine.tp * engine.pp} GPUs"
         weights = parts.weights_bytes + parts.draft_weights_bytes
+        # With the reserve and the estimates, in the share of a GPU that the engine takes.
+        would = ceil(parts.floor_bytes / (1 if machine.is_cpu else engine.utilization))
         return (
-            f"too little memory: {_gib(least)}{each} is the least ({_gib(weights)} of weights, and "
-            f"{_gib(parts.kv_bytes + parts.draft_kv_bytes)} of KV cache for one sequence of "
-            f"{engine.max_len or 1} tokens); {machine.title} has {_gib(machine.memory_bytes)}"
+            f"too little memory: it takes at least {_gib(least)}{each} ({_gib(weights)} of weights "
+            f"and {_gib(parts.kv_bytes + parts.draft_kv_bytes)} of KV cache for one sequence of "
+            f"{engine.max_len or 1} tokens), and {machine.title} has "
+            f"{_gib(machine.memory_bytes)}; {_gib(would)} would do, by the plan"
         )
     return ""
 

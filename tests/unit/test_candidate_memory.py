@@ -58,8 +58,9 @@ def test_weights_and_one_sequence_are_the_least() -> None:
     found = planned(shape(), "nvidia_t4", max_model_len=8192)
     assert found.least_bytes == WEIGHTS + TOKEN * 8192 == 17_134_264_320
     assert found.refusal == (
-        "too little memory: 15.96 GiB is the least (14.96 GiB of weights, and 1.00 GiB of KV cache "
-        "for one sequence of 8192 tokens); Tesla T4 has 15.00 GiB"
+        "too little memory: it takes at least 15.96 GiB (14.96 GiB of weights and 1.00 GiB of KV "
+        "cache for one sequence of 8192 tokens), and Tesla T4 has 15.00 GiB; 18.46 GiB would "
+        "do, by the plan"
     )
     assert planned(shape(), "nvidia_a10", max_model_len=8192).refusal == ""
     assert planned(quantized(4, **INT4), "nvidia_t4", max_model_len=8192).refusal == ""
@@ -108,13 +109,16 @@ def test_a_cache_below_one_sequence_is_refused_with_what_would_do() -> None:
     least = TOKEN * 8192
     args = {"max_model_len": 8192, "kv_cache_memory_bytes": least - 1}
     found = planned(shape(), here, **args)
-    assert found.refusal.endswith(f"the least is kv-cache-memory-bytes {least}")
+    would = least + 128 * TOKEN
+    assert found.refusal.endswith(f"kv-cache-memory-bytes {would} would do")
     found = planned(shape(), here, **(args | {"kv_cache_memory_bytes": least}))
     assert found.refusal == ""
     # One block of 128 tokens is nobody's: this much is not enough, and the engine says so itself.
     assert found.kv_cache_tokens is None
-    found = planned(shape(), here, **(args | {"kv_cache_memory_bytes": least + 128 * TOKEN}))
+    found = planned(shape(), here, **(args | {"kv_cache_memory_bytes": would}))
     assert (found.kv_cache_tokens, found.exact) == (8192 + 128, True)
+    found = planned(shape(), here, **(args | {"kv_cache_memory_bytes": would - 1}))
+    assert found.kv_cache_tokens is None
 
 
 def test_the_variable_goes_before_the_argument_on_a_cpu() -> None:
@@ -244,3 +248,19 @@ def test_nothing_else_is(printed: int | None, said: int | None, exact: bool) -> 
 def test_a_candidate_without_serving_evidence_has_no_such_gate() -> None:
     assert with_plan_gate([], None) == []
     assert with_plan_gate([], CandidateEvidence("b" * 64)) == []
+
+
+@pytest.mark.parametrize("model", ["llama_3_1_8b", "qwen2_5_7b", "gemma_3_27b"])
+def test_what_would_do_does(model: str) -> None:
+    """The memory that a refusal names is enough for the plan of `pilotage plan`."""
+    one, card = shape(model), replace(machine_of("nvidia_a10"), memory_bytes=4 * GIB)
+    refusal = planned(one, card, max_model_len=8192).refusal
+    said = float(refusal.rsplit("; ", 1)[1].split(" ")[0])
+    enough = replace(card, memory_bytes=round((said + 0.01) * GIB))
+    made = plan(Model(one, "m"), [enough], Demand(1, 8192, 8192), Wish(tp=1, utilization=0.92),
+                Limits())  # fmt: skip
+    assert made.fits
+    less = replace(card, memory_bytes=round((said - 0.02) * GIB))
+    made = plan(Model(one, "m"), [less], Demand(1, 8192, 8192), Wish(tp=1, utilization=0.92),
+                Limits())  # fmt: skip
+    assert not made.fits
