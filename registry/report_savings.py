@@ -35,7 +35,7 @@ def _row(one: SavingSide) -> Row:
 
 
 def spread(one: Measure | None, shown: Callable[[float], str]) -> str:
-    """`8 (7 to 8)`; `from` or `up to` where an end is open; the value alone where it is exact."""
+    """`8 (7 to 8)`; `or less`, `from` where an end is open; the value alone where it is exact."""
     if one is None or one.value is None:
         return NONE
     value = shown(one.value)
@@ -46,7 +46,7 @@ def spread(one: Measure | None, shown: Callable[[float], str]) -> str:
     if low is not None and high is not None:
         return f"{value} ({low} to {high})"
     if high is not None:
-        return value if high == value and low is None else f"{value} (up to {high})"
+        return f"{value} or less" if high == value else f"{value} (up to {high})"
     return f"{value} (from {low})" if low is not None else f"{value} (both ends open)"
 
 

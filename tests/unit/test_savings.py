@@ -355,3 +355,7 @@ def test_spreads() -> None:
     one = stated(side("int4", (5.657, 8.0)), side("bf16", (4.0, 5.0)))
     assert spread(one.replicas, count) == "3 (1 to 5)"
     assert spread(None, count) == "–"
+    lost_nowhere = stated(side("int4", (8.0, None)), side("bf16", (4.0, 5.0)), asked=Asked())
+    assert spread(lost_nowhere.sides[0].replicas, count) == "0.125 or less"
+    # 1/4 - 1/8, and 1/5 - 1/8 at the least.
+    assert spread(lost_nowhere.replicas, count) == "0.125 (from 0.075)"
