@@ -13,6 +13,7 @@ from registry.gate_report import escaped
 from registry.settings import settings
 from tasks.approval import Question, spelled
 from tasks.recorded import Recorded
+from tasks.run_pages import code, mlflow_address
 
 MOST_GATES = 20
 
@@ -68,12 +69,13 @@ def _lines(found: Recorded, question: Question, smoke: SmokeAnswer) -> Iterator[
 
 
 def _report(found: Recorded) -> str:
-    """Where the report is: a link where MLflow is reached by one, else its file."""
+    """Where the report is: a link to the run that has it where there is one, else its file."""
     name = f"{found.facts.recipe}-{found.facts.release[:12]}.html"
-    uri = settings().tracking_uri
-    if uri.startswith(("http://", "https://")):
-        run = f"{uri.rstrip('/')}/#/runs/{found.run_id}/artifacts/report/{name}"
-        return f"[report {_plain(name)}]({run})"
+    address = mlflow_address(settings())
+    if address:
+        # MLflow 3.17 knows a run without its experiment by this address alone, nothing below it.
+        run = f"{address}/#/runs/{found.run_id}"
+        return f"report {code(f'report/{name}')} among the [artifacts of the run]({run})"
     return f"report `{settings().reports_dir / name}`"
 
 

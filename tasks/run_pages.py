@@ -26,6 +26,7 @@ from registry.settings import Settings, settings
 from tasks import run_log
 from tasks.engines.subprocesses import last_lines
 from tasks.progress import LOG
+from tasks.service_notes import MLFLOW, read_note
 
 LAST_LINES = 20
 MOST_FILES = 12
@@ -74,7 +75,7 @@ def show_release(outcome: ReleaseOutcome, experiment: str | None) -> None:
 def summary(
     outcome: ReleaseOutcome, home: Settings, experiment: str | None, files: Sequence[Path]
 ) -> str:
-    """The release on a page, and where everything of it lies. Pure."""
+    """The release on a page, and where everything of it lies."""
     lines = [release_summary.markdown(outcome), "### Where to look", ""]
     if outcome.run_id:
         lines.append(f"- MLflow: {mlflow_words(home, experiment, outcome.run_id)}")
@@ -92,17 +93,28 @@ def summary(
 
 
 def mlflow_words(home: Settings, experiment: str | None, run: str) -> str:
-    """A link where there is an address to link to, else the command that shows the run. Pure."""
-    if home.mlflow_uri.startswith(("http://", "https://")):
-        parts = urlsplit(home.mlflow_uri)
-        host = parts.netloc.rpartition("@")[2]
-        path = f"{parts.path.rstrip('/')}/"
-        place = f"/experiments/{experiment}/runs/{run}" if experiment else "/"
-        return f"[run {run}]({urlunsplit((parts.scheme, host, path, '', place))})"
+    """A link where there is an address to link to, else the command that shows the run."""
+    address = mlflow_address(home)
+    if address:
+        within = f"experiments/{experiment}/" if experiment else ""
+        return f"[run {run}]({address}/#/{within}runs/{run})"
     if home.mlflow_uri:
         return f"run {code(run)}, where PILOTAGE_MLFLOW_URI points"
     tool = Path(sys.executable).with_name("mlflow")
     return f"run {code(run)}; {code(f'{tool} ui --backend-store-uri {home.tracking_uri}')}"
+
+
+def mlflow_address(home: Settings) -> str:
+    """Of MLflow's pages, without a password: a server of one's own, or that of `pilotage up`.
+
+    Empty where neither runs.
+    """
+    if home.mlflow_uri.startswith(("http://", "https://")):
+        parts = urlsplit(home.mlflow_uri)
+        host, path = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
+        return urlunsplit((parts.scheme, host, path, "", ""))
+    note = read_note(MLFLOW)
+    return note.url if note is not None and note.alive else ""
 
 
 def gate_rows(outcome: ReleaseOutcome) -> list[dict[str, Any]]:

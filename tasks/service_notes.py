@@ -23,6 +23,7 @@ from registry.whole_files import write_whole
 from tasks.engines.subprocesses import identity
 
 SERVER = "prefect-server"
+MLFLOW = "mlflow"
 _LOCK_WAIT = 300.0
 """Seconds that one `up`, `down` or `deploy` waits for another."""
 

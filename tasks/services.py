@@ -40,6 +40,7 @@ from tasks.engines.subprocesses import (
 from tasks.prefect_server import ORIGINS
 from tasks.progress import LOG
 from tasks.service_notes import (
+    MLFLOW,
     SERVER,
     Note,
     database_alone,
@@ -51,7 +52,6 @@ from tasks.service_notes import (
 from tasks.worker_health import hangs, has_polled
 
 HOST = "127.0.0.1"
-MLFLOW = "mlflow"
 START_SECONDS = 240.0
 """The first start of a server migrates a database; on two busy cores that took over a minute."""
 _RETENTION = {

@@ -17,7 +17,9 @@ from registry.approval import NOBODY, Answer, NotApproved
 from registry.bundle import Bundle
 from registry.errors import UserError
 from registry.outcome import CandidateOutcome
+from registry.settings import settings
 from registry.versions import CANDIDATE, CHAMPION, PREVIOUS, PromotionRefused
+from tasks import approval_page
 from tasks.approval import Question
 from tasks.approval_page import page, question_line
 from tasks.bundles import tracker
@@ -272,7 +274,9 @@ def test_a_rejected_version_needs_a_reason_that_is_given_anew(
     assert without_rolled_back(MODEL, [outcome(two)])[1] == []
 
 
-def test_what_a_person_is_shown(aliases: Aliases, engine: Engine, asked: Asked) -> None:
+def test_what_a_person_is_shown(
+    aliases: Aliases, engine: Engine, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = waiting(aliases)
     question = asked(2, two, 1, None)
     found = recorded(f"{MODEL}@2")
@@ -285,3 +289,8 @@ def test_what_a_person_is_shown(aliases: Aliases, engine: Engine, asked: Asked) 
     ):  # fmt: skip
         assert part in text
     assert "until 2030-01-02 13:00 UTC it is not" in question_line(found, question)
+    there = settings().model_copy(update={"mlflow_uri": "http://ci:password1@ml.example/base/"})
+    monkeypatch.setattr(approval_page, "settings", lambda: there)
+    text = page(found, question, smoke)
+    assert f"](http://ml.example/base/#/runs/{found.run_id})" in text
+    assert "password1" not in text

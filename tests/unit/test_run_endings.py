@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from registry.outcome import Champion, ReleaseOutcome, Verdict
 from registry.settings import settings
 from tasks import run_log
 from tasks.benchmarking import Benchmark
+from tasks.engines.subprocesses import identity
 from tasks.progress import LOG
 from tasks.run_pages import (
     artifact_key,
@@ -32,6 +35,7 @@ from tasks.run_pages import (
     show_failure,
     summary,
 )
+from tasks.service_notes import MLFLOW, Note, write_note
 from tests.promotion_builders import bundle, gate
 from tests.promotion_builders import outcome as judged
 from tests.unit.evidence_builders import latency, point
@@ -177,6 +181,19 @@ def test_mlflow_is_a_link_only_where_there_is_an_address() -> None:
     assert f"ui --backend-store-uri {home.tracking_uri}" in words
     database = home.model_copy(update={"mlflow_uri": "postgresql://ci:password1@db/mlflow"})
     assert mlflow_words(database, "7", "r1") == "run `r1`, where PILOTAGE_MLFLOW_URI points"
+
+
+def test_mlflow_is_a_link_while_its_server_runs() -> None:
+    me = identity(os.getpid())
+    assert me is not None
+    note = Note(MLFLOW, me["pid"], int(me["start"]), "m", "mlflow.log", "http://127.0.0.1:5000")
+    write_note(note)
+    assert mlflow_words(settings(), "7", "r1") == (
+        "[run r1](http://127.0.0.1:5000/#/experiments/7/runs/r1)"
+    )
+    assert mlflow_words(settings(), None, "r1") == "[run r1](http://127.0.0.1:5000/#/runs/r1)"
+    write_note(replace(note, start=note.start - 1))
+    assert "](" not in mlflow_words(settings(), "7", "r1")
 
 
 def test_the_summary_says_where_everything_lies() -> None:

@@ -24,6 +24,7 @@ from tasks import services as module
 from tasks.engines.ports import free_port, listener
 from tasks.engines.subprocesses import identity
 from tasks.service_notes import (
+    MLFLOW,
     SERVER,
     Note,
     database_alone,
@@ -82,7 +83,7 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Service]]:
     """A server, a worker and MLflow, of which nothing is left after the test."""
-    wanted = [web(SERVER, free_port()), worker("cpu"), web(module.MLFLOW, free_port())]
+    wanted = [web(SERVER, free_port()), worker("cpu"), web(MLFLOW, free_port())]
     monkeypatch.setattr(module, "services", lambda own_api="": wanted)
     monkeypatch.setattr("tasks.bundles.tracker", lambda: type("Tracker", (), {"client": None}))
     yield wanted
@@ -102,7 +103,7 @@ def test_up_starts_once_starts_again_what_died_and_down_ends_all(machine: list[S
     assert {name: one.what for name, one in second.items()} == {
         SERVER: "started again",
         "worker-cpu": "started again",
-        module.MLFLOW: "runs already",
+        MLFLOW: "runs already",
     }
     # A run goes on without the worker that started it, and `down` still knows it.
     assert alive(grandchild)
@@ -110,7 +111,7 @@ def test_up_starts_once_starts_again_what_died_and_down_ends_all(machine: list[S
     pids = [one.pid or 0 for one in second.values()] + [grandchild]
     ended = down()
     assert not [pid for pid in pids if alive(pid)]
-    assert [line.partition(":")[0] for line in ended] == ["worker-cpu", SERVER, module.MLFLOW]
+    assert [line.partition(":")[0] for line in ended] == ["worker-cpu", SERVER, MLFLOW]
     assert down() == []
     assert sorted(path.name for path in services_dir().iterdir()) == ["lock"]
 
@@ -264,8 +265,8 @@ def test_the_real_services_listen_here_only_and_name_no_secret(
     monkeypatch.setenv("PILOTAGE_MLFLOW_URI", "postgresql://me:planted-word@db/mlflow")
     settings.cache_clear()
     found = {one.name: one for one in module.services()}
-    assert list(found) == [SERVER, "worker-cpu", "worker-gpu", module.MLFLOW]
-    for name in (SERVER, module.MLFLOW):
+    assert list(found) == [SERVER, "worker-cpu", "worker-gpu", MLFLOW]
+    for name in (SERVER, MLFLOW):
         words = found[name].command
         assert words[words.index("--host") + 1] == "127.0.0.1"
     assert not [word for one in found.values() for word in one.command if "planted-word" in word]
