@@ -5,7 +5,10 @@
 #   make up        Prefect server, a worker for each work pool, MLflow: what runs is left alone
 #   make deploy    register prefect.yaml and automations/ with that server
 #   make down      end what `make up` started, runs and engines included
+#   make env       both environments alone (.venv, .venv-serve)
 #   make test      environments and every test, real engines included
+#   make unit      the tests that start no engine
+#   make check     ruff, format, mypy, layers; every recipe and suite loads
 #   make faults    kill, fill, flip and hang the real tool; writes docs/reliability.md
 #   make simulate  the gates on simulated releases, about 10 minutes of one core (docs/simulation.md)
 #   make simulate-search  the search for the kept rate on computed queues, about 2 minutes
@@ -16,13 +19,15 @@
 #   make engine-sizes  KV tokens of small models: planned, and printed by vLLM (docs/capacity.md)
 #   make bench-profile  `pilotage profile` on ten million requests: seconds and memory (docs/traffic.md)
 #   make bench-impact  `pilotage impact` on a million prompts (docs/lineage.md)
-#   make overhead  what of a release is no engine at work (RECIPE=...)
+#   make overhead  what of a release is no engine at work (RECIPE=..., freight_demo)
 #   make bench-runs RUNS='HOME RECIPE'  how much the databases grow by a night, and what maintenance frees
+#   make lock      requirements/*.txt anew, from the .in files (UPGRADE=1: the newest versions)
+#   make clean     remove the environments, PILOTAGE_HOME in the checkout (store, databases) and caches
 #
 # PYTHON=...               another Python 3.11
 # PIP_EXTRA_INDEX_URL=...  where pip finds a CPU build of torch, if its own index has none
 # CUDA=1                   install the CUDA lists instead of the CPU ones
-# FAULTS=..., SIMULATE=..., SEARCH=..., BENCH=..., IMPACT=...  their options, e.g. SIMULATE='--families binary'; --help lists them
+# FAULTS=..., SIMULATE=..., SEARCH=..., BENCH=..., PROFILE=..., IMPACT=...  their options, e.g. SIMULATE='--families binary'; --help lists them
 
 PYTHON ?= python3.11
 KIND := $(if $(CUDA),cuda,cpu)

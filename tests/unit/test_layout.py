@@ -101,3 +101,12 @@ def test_nothing_of_this_machine_is_in_the_checkout() -> None:
         if path.is_file() and home in path.read_text(encoding="utf-8", errors="ignore"):
             found.append(name)
     assert found == []
+
+
+def test_make_help_names_every_target() -> None:
+    text = (CHECKOUT / "Makefile").read_text()
+    named = re.findall(r"^#   make ([\w-]+)", text, flags=re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    assert sorted([*named, "help"]) == sorted(phony.split())
+    for target in phony.split():
+        assert re.search(rf"^{target}:", text, flags=re.MULTILINE), target
