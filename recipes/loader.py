@@ -29,6 +29,7 @@ MAX_ALIASES = 30
 MAX_DEPTH = 100
 LONGEST_NAME = 150
 """Bytes of a file's name without its ending; a file system takes 255, and a report's adds some."""
+LONGEST_REASON = 1500
 LARGEST = 1 << 63
 """Above it a whole number is none that a program could take."""
 NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -242,6 +243,9 @@ def _problem(source: str, content: Any, detail: Any, model: type[BaseModel]) -> 
     place = _place(content, detail["loc"])
     where = f"{source}: {place}" if place else source
     what = str(detail["msg"]).removeprefix("Value error, ")
+    if len(what) > LONGEST_REASON:
+        # A value stands in the middle of some of pydantic's sentences, however long it is.
+        what = f"{what[: LONGEST_REASON // 2]} ... {what[-LONGEST_REASON // 2 :]}"
     if detail["type"] == "extra_forbidden":
         last = str(detail["loc"][-1])
         near = difflib.get_close_matches(last, model.model_fields, n=1)

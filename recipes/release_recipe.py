@@ -67,9 +67,8 @@ class ReleaseRecipe(Written):
     run_on: str | None = Field(
         default=None,
         min_length=1,
-        exclude=True,
-        description="Where all of it has run, as it stands; null: nowhere yet. For people, no part "
-        "of the release's digest.",
+        description="Where all of it has run, as it stands; null: nowhere yet. For people: no part "
+        "of any stage's key.",
     )
     model: str = Field(description="Name in the registry.")
     prompts: Prompts

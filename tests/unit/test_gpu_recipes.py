@@ -137,11 +137,14 @@ def test_only_what_ran_says_where(name: str) -> None:
     assert ("nvidia" in name) <= (recipe.run_on is None)
 
 
-def test_where_it_ran_is_no_part_of_a_release() -> None:
-    """The first machine that runs it must not make another release of it by saying so."""
-    there = resolve(RELEASES[0], ["run_on=somewhere"])
-    assert there.release.run_on == "somewhere"
-    assert there.digest == resolved(RELEASES[0]).digest
+def test_the_list_of_recipes_says_where_each_release_ran() -> None:
+    from flows.rendering import recipes_document, recipes_table
+
+    document = recipes_document()
+    ran = {row["name"]: row["run_on"] for row in document if "run_on" in row}
+    assert set(ran) == set(loader.shipped("release"))
+    assert {name for name, where in ran.items() if where is None} == set(RELEASES)
+    assert "nowhere yet" in recipes_table(document)
 
 
 @pytest.mark.parametrize("name", RELEASES)

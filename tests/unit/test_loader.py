@@ -134,3 +134,13 @@ def test_a_place_is_named_as_it_is_written_without_the_kind_that_was_chosen(tmp_
         loader.load(str(recipe), "release", ReleaseRecipe, overrides={"prompts.seed": 1})
     places = [problem.where.removeprefix(f"{recipe}: ") for problem in refused.value.problems]
     assert places == ["prompts.mappin", "prompts.seed"]
+
+
+def test_an_endless_value_within_a_reason_is_shown_cut(tmp_path: Path) -> None:
+    """pydantic writes an unknown `source` into its own sentence, whole."""
+    path = tmp_path / "d.yaml"
+    text = Path("recipes/distill/lora_r16_qwen3_8b.yaml").read_text(encoding="utf-8")
+    path.write_text(text.replace("source: path", f"source: {'x' * 9000}"), encoding="utf-8")
+    with pytest.raises(UserError, match="student: Input tag 'xxx") as told:
+        loader.load(str(path), "distill", DistillRecipe)
+    assert "expected tags: 'demo'" in str(told.value) and len(str(told.value)) < 3000

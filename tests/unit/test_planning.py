@@ -49,6 +49,15 @@ def test_every_shipped_release_resolves(name: str) -> None:
     resolve(name)
 
 
+def test_where_a_release_ran_changes_no_key(home: Path) -> None:
+    """The first machine that runs it makes nothing anew by saying so."""
+    keys = [
+        [stage.key for stage in plan(resolve("freight_demo", given)).stages()]
+        for given in ([], ["run_on=somewhere else"])
+    ]
+    assert keys[0] == keys[1]
+
+
 def test_the_plan_has_every_key_before_anything_ran(home: Path) -> None:
     todo = plan(resolve("freight_demo"))
     stages = todo.stages()
