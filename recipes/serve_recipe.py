@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from recipes.serve_rules import argument_problems, variable_problems
+from recipes.sglang_rules import sglang_problems
 from recipes.written import Written
 from registry.digests import canonical_json
 
@@ -16,16 +17,18 @@ class ServeRecipe(Written):
 
     kind: Literal["serve"]
     description: str
-    engine: Literal["vllm"] = "vllm"
+    engine: Literal["vllm", "sglang"] = "vllm"
     engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="`vllm serve` arguments by their own names."
+        default_factory=dict,
+        description="Arguments of `vllm serve`, or of `sglang.launch_server`, by their own names.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Engine environment variables.")
 
     @field_validator("engine_args")
     @classmethod
-    def _within_the_digest(cls, args: dict[str, Any]) -> dict[str, Any]:
-        problems = argument_problems(args)
+    def _within_the_digest(cls, args: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        sglang = info.data.get("engine") == "sglang"
+        problems = sglang_problems(args) if sglang else argument_problems(args)
         if problems:
             raise ValueError("; ".join(problems))
         try:

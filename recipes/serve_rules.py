@@ -14,13 +14,13 @@ from typing import Any
 
 from recipes.loader import cut
 
-_OURS = "is set by the project, not by a recipe"
-_FILE = "names something outside of the bundle; put it into the model's folder"
-_CODE = "loads code that the bundle's digest does not cover"
-_SWAP = "changes what is served while it is served"
-_SECRET = "a secret does not belong into a recipe: bundle.json is there for everybody to read"
+OURS = "is set by the project, not by a recipe"
+FILE = "names something outside of the bundle; put it into the model's folder"
+CODE = "loads code that the bundle's digest does not cover"
+SWAP = "changes what is served while it is served"
+SECRET = "a secret does not belong into a recipe: bundle.json is there for everybody to read"
 _LIBRARY = "changes which files or libraries the engine loads; that is the machine's affair"
-_DEVICE = (
+DEVICE = (
     "takes devices that nobody has locked; set it for the process that releases (docs/devices.md)"
 )
 
@@ -30,56 +30,56 @@ ARGUMENTS = {
             *("model", "host", "port", "uds", "url", "served-model-name", "grpc", "grpc-port"),
             *("speculative-config", "spec-method", "spec-model", "spec-tokens"),
         ),
-        _OURS,
+        OURS,
     ),
     **dict.fromkeys(
         (
             *("tokenizer", "tokenizer-revision", "revision", "code-revision", "config"),
             *("chat-template", "lora-modules", "default-mm-loras", "logging-config"),
         ),
-        _FILE,
+        FILE,
     ),
     **dict.fromkeys(
         (
             *("trust-remote-code", "middleware", "logits-processors", "model-class-overrides"),
             *("worker-cls", "worker-extension-cls", "scheduler-cls", "tool-server"),
         ),
-        _CODE,
+        CODE,
     ),
-    "weight-transfer-config": _SWAP,
-    "device-ids": _DEVICE,
-    "api-key": _SECRET,
-    "hf-token": _SECRET,
+    "weight-transfer-config": SWAP,
+    "device-ids": DEVICE,
+    "api-key": SECRET,
+    "hf-token": SECRET,
 }
 """Arguments by their own names, each with the reason why no recipe may give it."""
 
-_ARGUMENT_ENDINGS = {"-path": _FILE, "-file": _FILE, "-dir": _FILE, "-plugin": _CODE}
+_ARGUMENT_ENDINGS = {"-path": FILE, "-file": FILE, "-dir": FILE, "-plugin": CODE}
 _URL_PATHS = frozenset({"root-path", "disable-access-log-for-endpoints"})
 """Their values begin with a slash and name no file."""
 
 _NESTED_ENDINGS = {
-    **{"_path": _FILE, "_file": _FILE, "_dir": _FILE},
-    **{"_plugin": _CODE, "_cls": _CODE, "inductor_passes": _CODE},
+    **{"_path": FILE, "_file": FILE, "_dir": FILE},
+    **{"_plugin": CODE, "_cls": CODE, "inductor_passes": CODE},
 }
 """Keys inside of an argument that is a mapping."""
 
 VARIABLES = {
     **dict.fromkeys(("PATH", "HOME", "VLLM_MEDIA_CONNECTOR"), _LIBRARY),
-    "CUDA_DEVICE_ORDER": _DEVICE,
-    **dict.fromkeys(("VLLM_USE_MODELSCOPE", "VLLM_LOGGING_CONFIG"), _FILE),
-    **dict.fromkeys(("VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION"), _CODE),
-    **dict.fromkeys(("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"), _SWAP),
+    "CUDA_DEVICE_ORDER": DEVICE,
+    **dict.fromkeys(("VLLM_USE_MODELSCOPE", "VLLM_LOGGING_CONFIG"), FILE),
+    **dict.fromkeys(("VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION"), CODE),
+    **dict.fromkeys(("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"), SWAP),
 }
 _VARIABLE_BEGINNINGS = {
     **dict.fromkeys(("LD_", "DYLD_", "PYTHON", "XDG_"), _LIBRARY),
-    **dict.fromkeys(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "MODELSCOPE_"), _OURS),
-    **dict.fromkeys(("S3_", "AWS_"), _FILE),
-    "VLLM_LORA_RESOLVER_": _SWAP,
+    **dict.fromkeys(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "MODELSCOPE_"), OURS),
+    **dict.fromkeys(("S3_", "AWS_"), FILE),
+    "VLLM_LORA_RESOLVER_": SWAP,
 }
 _VARIABLE_ENDINGS = {
-    "_VISIBLE_DEVICES": _DEVICE,
+    "_VISIBLE_DEVICES": DEVICE,
     **dict.fromkeys(("_PATH", "_DIR", "_FOLDER", "_ROOT", "_HOME", "_FILE", "_PROXY"), _LIBRARY),
-    **dict.fromkeys(("_API_KEY", "_ACCESS_KEY", "_KEY_ID", "_TOKEN", "_SECRET"), _SECRET),
+    **dict.fromkeys(("_API_KEY", "_ACCESS_KEY", "_KEY_ID", "_TOKEN", "_SECRET"), SECRET),
 }
 _HARMLESS_VARIABLES = frozenset({"PYTHONHASHSEED", "PYTHONUNBUFFERED"})
 
@@ -110,7 +110,7 @@ def _argument(name: str, value: Any) -> str:
     if name != positive:
         return f"write `{positive}: false`"
     if name == "generation-config" and value not in (None, "auto", "vllm"):
-        return f"{_FILE}; only `auto` and `vllm` are known to mean the same everywhere"
+        return f"{FILE}; only `auto` and `vllm` are known to mean the same everywhere"
     if name.startswith("ssl-"):
         return "the server is asked over plain HTTP on this machine; encrypt in front of it"
     if name in _URL_PATHS:
@@ -119,24 +119,24 @@ def _argument(name: str, value: Any) -> str:
     if ending is not None and value:
         return _ARGUMENT_ENDINGS[ending]
     if name == "distributed-executor-backend" and "." in str(value):
-        return _CODE
-    return next(_value_problems(value), "")
+        return CODE
+    return next(value_problems(value), "")
 
 
-def _value_problems(value: Any) -> Iterator[str]:
+def value_problems(value: Any) -> Iterator[str]:
     """Of an argument's value and of all that is nested in it."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             ending = next((end for end in _NESTED_ENDINGS if str(key).endswith(end)), None)
             if ending is not None and inner:
                 yield f"its {key} {_NESTED_ENDINGS[ending]}"
-            yield from _value_problems(inner)
+            yield from value_problems(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _value_problems(inner)
+            yield from value_problems(inner)
     elif isinstance(value, str):
         if _OUTSIDE.match(value):
-            yield f"{cut(value)} {_FILE}"
+            yield f"{cut(value)} {FILE}"
         if re.match(r"-+[A-Za-z]", value):
             yield f"{cut(value)} would be read as another argument"
 
@@ -155,4 +155,4 @@ def _variable(name: str, value: str) -> str:
         return _VARIABLE_BEGINNINGS[beginning]
     if ending is not None:
         return _VARIABLE_ENDINGS[ending]
-    return f"{cut(value)} {_FILE}" if _OUTSIDE.match(value) else ""
+    return f"{cut(value)} {FILE}" if _OUTSIDE.match(value) else ""

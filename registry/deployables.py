@@ -18,7 +18,7 @@ from registry.deploy_attention import attention_page
 from registry.deploy_manifests import PROBE_FILE, compose, kubernetes
 from registry.deployment import Deployment, check, memory_of, one_line
 from registry.grafana import dashboard
-from registry.serve_words import FOREIGN_ENV, argument, speculative_config
+from registry.serve_words import FOREIGN_ENV, SGLANG_FOREIGN_ENV, argument, speculative_config
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -42,6 +42,11 @@ def render(deployment: Deployment) -> dict[str, str]:
     Raises `UserError` for what no command line or environment can carry.
     """
     check(deployment)
+    if deployment.bundle.engine == "sglang":
+        return {
+            "README.md": _fill("README-sglang.md.j2", deployment),
+            "sglang-serve.sh": _own_sglang_script(deployment),
+        }
     unit = f"pilotage-{deployment.name}.service"
     return {
         "README.md": _fill("README.md.j2", deployment, unit=unit),
@@ -97,8 +102,22 @@ def _sglang_script(deployment: Deployment) -> str:
     return _fill(
         "sglang-serve.sh.j2",
         deployment,
+        own=False,
         arguments=_arguments(translated),
         left_out=left_out,
+        num_speculative_tokens=bundle.num_speculative_tokens,
+    )
+
+
+def _own_sglang_script(deployment: Deployment) -> str:
+    """Of a bundle that was made for SGLang: its own words, as its server is started with."""
+    bundle = deployment.bundle
+    return _fill(
+        "sglang-serve.sh.j2",
+        deployment,
+        own=True,
+        arguments=_arguments(bundle.engine_args),
+        foreign=SGLANG_FOREIGN_ENV,
         num_speculative_tokens=bundle.num_speculative_tokens,
     )
 

@@ -75,7 +75,10 @@ class Deployment(BaseModel):
         """GPUs that one server takes; 0 where the bundle was gated on a CPU."""
         if self.cpu_build or not self.hardware.get("gpus"):
             return 0
-        sizes = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+        sizes = ["tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"]
+        if self.bundle.engine == "sglang":
+            # Each has two names, of which a command has one.
+            sizes += ["tp-size", "pp-size", "dp-size"]
         arguments = {name.replace("_", "-"): size for name, size in self._engine_args.items()}
         return math.prod(int(arguments.get(name) or 1) for name in sizes)
 
@@ -165,9 +168,9 @@ def one_line(text: object) -> str:
 def check(deployment: Deployment) -> None:
     """Raise `UserError` for what no command line, environment or unit could carry."""
     bundle, problems = deployment.bundle, []
-    if bundle.engine != "vllm":
+    if bundle.engine not in ("vllm", "sglang"):
         problems.append(
-            Problem("bundle: engine", f"{bundle.engine!r} has no deployables, only vllm")
+            Problem("bundle: engine", f"{bundle.engine!r} has no deployables: vllm and sglang have")
         )
     if bundle.draft is not None and (bundle.num_speculative_tokens or 0) < 1:
         problems.append(Problem("bundle: num_speculative_tokens", "a draft needs at least 1"))

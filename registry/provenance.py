@@ -99,6 +99,35 @@ def engine_version() -> str:
     return str(serve_versions()["vllm"])
 
 
+@lru_cache(maxsize=1)
+def sglang_version() -> str:
+    """Version of SGLang where it is installed. Raises `UserError` where it is not."""
+    python = settings().sglang_python
+    remedy = (
+        "install SGLang into an environment of its own and name its Python, or serve with "
+        "`engine: vllm`"
+    )
+    if python is None:
+        what = "is not set, and a serve recipe or a bundle asks for `engine: sglang`"
+        raise UserError.at("PILOTAGE_SGLANG_PYTHON", what, remedy)
+    try:
+        answer = subprocess.run(
+            [str(python), "-I", "-c", _ASK_VERSIONS, "sglang"],
+            env=without_secrets(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        found = json.loads(answer.stdout)["sglang"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        where = f"PILOTAGE_SGLANG_PYTHON={python}"
+        raise UserError.at(where, f"does not run ({error})", remedy) from None
+    if found is None:
+        raise UserError.at(f"PILOTAGE_SGLANG_PYTHON={python}", "has no SGLang", remedy)
+    return str(found)
+
+
 def engine_tools() -> dict[str, str]:
     """What decides which bundles the serve environment can run, for a stage's key."""
     versions = serve_versions()

@@ -1,4 +1,4 @@
-"""How a bundle is spelled for `vllm serve`: one spelling for the gate, the server and `deploy/`."""
+"""How a bundle is spelled for its engine: one spelling for the gate, the server and `deploy/`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ LOOPBACK_ENV = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 FOREIGN_ENV = ("VLLM_", "OMP_", "KMP_", "PYTHONPATH", "PYTHONHOME")
 """Variables of the caller that begin so are taken away: they would be in no bundle."""
 
+SGLANG_FOREIGN_ENV = (*FOREIGN_ENV, "SGLANG_")
+
 
 def served_env(env: Mapping[str, str]) -> dict[str, str]:
     """Every variable that a bundle's server was gated with, the API key apart."""
@@ -58,6 +60,42 @@ def serve_words(
     if draft is not None:
         words += ["--speculative-config", speculative_config(draft, num_speculative_tokens)]
     return words
+
+
+def sglang_words(
+    target: str,
+    served_name: str,
+    engine_args: Mapping[str, Any],
+    port: int | str,
+    draft: str | None = None,
+    num_speculative_tokens: int = 0,
+    host: str = "127.0.0.1",
+) -> list[str]:
+    """What follows `python -m sglang.launch_server`; `engine_args` are SGLang's by its own names.
+
+    The names are those of sglang 0.5.23. The API key is not here.
+    """
+    words = ["--model-path", target, "--host", host, "--port", str(port)]
+    words += ["--served-model-name", served_name, "--enable-metrics", *engine_words(engine_args)]
+    if draft is not None:
+        words += sglang_draft_words(draft, num_speculative_tokens)
+    return words
+
+
+def sglang_draft_words(draft: str, num_speculative_tokens: int) -> list[str]:
+    """The same chain of tokens as vLLM's, which drafts no tree: one candidate at each step.
+
+    All three numbers are said: left out, SGLang 0.5.23 takes a tree for a Llama (5 steps, 4
+    candidates, 8 tokens). Of a chain it verifies one token more than there are steps.
+    """
+    if num_speculative_tokens < 1:
+        raise ValueError("a draft needs num_speculative_tokens >= 1")
+    return [
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft),
+        *("--speculative-num-steps", str(num_speculative_tokens)),
+        *("--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(num_speculative_tokens + 1)),
+    ]
 
 
 def engine_words(engine_args: Mapping[str, Any]) -> list[str]:

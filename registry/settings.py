@@ -37,6 +37,10 @@ class Settings(BaseSettings):
         default=CHECKOUT / ".venv-serve" / "bin" / "python",
         description="Python of the serve environment (the one that can `import vllm`).",
     )
+    sglang_python: Path | None = Field(
+        default=None,
+        description="Python that can `import sglang`, for serve recipes with `engine: sglang`.",
+    )
     mlflow_uri: str = Field(
         default="",
         description="MLflow tracking URI. Empty: SQLite under PILOTAGE_HOME.",

@@ -18,16 +18,15 @@ from recipes.schema import ServeRecipe
 from registry.bundle import Bundle
 from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, UserError
-from registry.provenance import engine_version, hardware_fingerprint
+from registry.provenance import engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
 from tasks.bundles import as_served_here, bundle_named
 from tasks.devices import exclusive
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import tokenizer_of
-from tasks.engines.vllm_server import VllmServer
 from tasks.progress import LOG
-from tasks.serving import ServedBundle
+from tasks.serving import SERVERS, ServedBundle
 
 PROBES = 5
 """Tries of the first question: an endpoint that refuses some requests is to be measured too."""
@@ -157,8 +156,10 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
     recipe = loader.load(serve, "serve", ServeRecipe) if serve else None
     args = recipe.engine_args if recipe else {}
     env = recipe.env if recipe else {}
+    engine = recipe.engine if recipe else "vllm"
+    version = sglang_version() if engine == "sglang" else engine_version()
     settings().logs_dir.mkdir(parents=True, exist_ok=True)
-    server = VllmServer(
+    server = SERVERS[engine](
         folder,
         log=settings().logs_dir / f"serve-{folder.resolve().name}.log",
         served_name=folder.resolve().name,
@@ -172,14 +173,15 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
             model=server.served_name,
             api_key=server.api_key,
             tokenizer=folder,
-            engine=f"vllm {engine_version()}",
+            engine=f"{engine} {version}",
             hardware=hardware_fingerprint(),
             bundle=digest_of(
                 {
                     "target": digest_of_folder(folder),
                     "engine_args": args,
                     "env": env,
-                    "engine_version": engine_version(),
+                    "engine_version": version,
+                    **({} if engine == "vllm" else {"engine": engine}),
                 }
             ),
             pids=lambda: [server.pid],

@@ -19,7 +19,7 @@ from registry.bundle import Bundle, Part
 from registry.digests import digest_of_folder
 from registry.errors import UserError
 from registry.ledger import Ledger
-from registry.provenance import engine_version
+from registry.provenance import engine_version, sglang_version
 from registry.serve_words import served_env
 from registry.settings import settings
 from registry.shared_store import SharedStore, open_store
@@ -167,6 +167,12 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
     Every file of target and draft is compared with the digest that was gated first.
     """
     bundle = promoted_bundle(reference)
+    if bundle.engine != "vllm":
+        raise UserError.at(
+            reference,
+            f"was made for {bundle.engine}, and `pilotage serve` starts vLLM alone",
+            "start deploy/sglang-serve.sh of the version's folder (docs/deployables.md)",
+        )
     if engine_version() != bundle.engine_version:
         raise UserError.at(
             f"PILOTAGE_SERVE_PYTHON={settings().serve_python}",
@@ -189,10 +195,11 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
 
 def as_served_here(bundle: Bundle, reference: str) -> Bundle:
     """A bundle as this machine's engine serves it, its weights as gated. Raises `UserError`."""
-    if bundle.engine_version != engine_version():
+    here = sglang_version() if bundle.engine == "sglang" else engine_version()
+    if bundle.engine_version != here:
         LOG.warning("%s was made for %s %s; measured with %s", reference, bundle.engine,
-                    bundle.engine_version, engine_version())  # fmt: skip
-        bundle = bundle.model_copy(update={"engine_version": engine_version()})
+                    bundle.engine_version, here)  # fmt: skip
+        bundle = bundle.model_copy(update={"engine_version": here})
     weights_as_gated(bundle, reference)
     return bundle
 

@@ -28,7 +28,7 @@ from eval_suites.draft_checkpoints import (
 from recipes.schema import DraftRecipe
 from registry.artifacts import ArtifactRef, Stage
 from registry.bundle import Bundle, Part
-from registry.errors import Infeasible, Problem, StageFailed
+from registry.errors import Infeasible, Problem, StageFailed, UserError
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint
 from tasks import serving
 from tasks.draft_proof import without_draft
@@ -61,7 +61,14 @@ def stage(
     target: Stage,
     config: dict[str, Any],
 ) -> Stage:
-    """`config`: of the candidate's bundle."""
+    """`config`: of the candidate's bundle. Raises `UserError` for an engine that cannot choose."""
+    if config.get("engine") == "sglang":
+        raise UserError.at(
+            f"candidate {name}: draft",
+            "is served by SGLang, which shows no acceptance by position, and by that a draft is "
+            "chosen and judged",
+            "serve this candidate with `engine: vllm`, or without a draft",
+        )
     return Stage(
         name="draft_choice",
         label=name,

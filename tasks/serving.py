@@ -25,11 +25,12 @@ from registry.digests import digest_of, digest_of_listing
 from registry.draft_binding import check_binding, lineage_root
 from registry.errors import Infeasible, InfrastructureError, UserError
 from registry.evidence import ServingEvidence, read_summary, write_summary
-from registry.provenance import engine_tools, engine_version, hardware_fingerprint
+from registry.provenance import engine_tools, engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
 from registry.store import Absent
 from tasks.devices import exclusive
 from tasks.engines.draft_vocab import check_draft
+from tasks.engines.sglang_server import SglangServer
 from tasks.engines.vllm_bench import VllmBench
 from tasks.engines.vllm_server import VllmServer
 from tasks.progress import LOG
@@ -53,13 +54,20 @@ def stage(name: str, parents: dict[str, Stage], config: dict[str, Any]) -> Stage
 
 
 def bundle_config(serve: ServeRecipe, speculative_tokens: int | None) -> dict[str, Any]:
-    """What of a bundle is known before its weights exist; part of every measurement's key."""
-    return {
+    """What of a bundle is known before its weights exist; part of every measurement's key.
+
+    Every stage's tools name the vLLM that is installed, which sends the load; another engine's
+    version stands here. Raises `UserError` where that engine is not installed.
+    """
+    config: dict[str, Any] = {
         "engine": serve.engine,
         "engine_args": serve.engine_args,
         "env": serve.env,
         "num_speculative_tokens": speculative_tokens,
     }
+    if serve.engine == "sglang":
+        config["engine_version"] = sglang_version()
+    return config
 
 
 def part_of(stage: Stage, below: str = "") -> Part:
@@ -84,10 +92,13 @@ def bundle_of(name: str, target: Part, draft: Part | None, config: dict[str, Any
         name=name,
         target=target,
         draft=draft,
-        engine_version=engine_version(),
         root=lineage_root(target, store().root),
-        **config,
+        **({"engine_version": engine_version()} | config),
     )
+
+
+SERVERS: dict[str, type[VllmServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+"""Managed servers by the engine's name in recipes and bundles."""
 
 
 class ServedBundle:
@@ -99,7 +110,7 @@ class ServedBundle:
         self._started = False
         self._held = False
         self._generator: VllmBench | None = None
-        self._server = VllmServer(
+        self._server = SERVERS[bundle.engine](
             target=bundle.target.path,
             served_name=bundle.name,
             engine_args=bundle.engine_args,

@@ -10,7 +10,10 @@ from registry.errors import Problem
 from tasks.conversations import tools_of
 
 NEEDED = ("enable-auto-tool-choice", "tool-call-parser")
-"""Arguments without which vLLM 0.32 answers a request with tools with status 400."""
+"""Arguments without which vLLM 0.32 answers a request with tools with status 400.
+
+SGLang knows the second alone.
+"""
 
 
 def mismatches(
@@ -26,7 +29,8 @@ def mismatches(
     problems = []
     for name, recipe in serve.items():
         given = {key.replace("_", "-"): value for key, value in recipe.engine_args.items()}
-        if missing := [one for one in NEEDED if not given.get(one)]:
+        needed = NEEDED if recipe.engine == "vllm" else NEEDED[1:]
+        if missing := [one for one in needed if not given.get(one)]:
             problems.append(
                 Problem(
                     f"serve recipe {name}: engine_args",

@@ -153,6 +153,16 @@ def _frame_above(lines: Sequence[str], index: int) -> str:
     return "an unknown place"
 
 
+def argument_error(log: str, where: str, engine: str, remedy: str) -> UserError | None:
+    """What argparse said of a wrong argument, where it did. Pure."""
+    argument = _ARGPARSE.search(log)
+    if argument is None:
+        return None
+    return UserError.at(
+        f"{where}: engine_args", f"{engine} says: {argument['text'].strip()}", remedy
+    )
+
+
 def failure_of(log: str, where: str = "serve recipe") -> Infeasible | UserError | None:
     """What the log of a dead engine says about the bundle; None when it says nothing of it.
 
@@ -160,13 +170,9 @@ def failure_of(log: str, where: str = "serve recipe") -> Infeasible | UserError 
     at the moment is no property of the bundle: only a wish beyond the whole machine is
     infeasible.
     """
-    argument = _ARGPARSE.search(log)
-    if argument:
-        return UserError.at(
-            f"{where}: engine_args",
-            f"vLLM says: {argument['text'].strip()}",
-            "`vllm serve --help=all` in the serve environment lists names and values",
-        )
+    help_words = "`vllm serve --help=all` in the serve environment lists names and values"
+    if wrong := argument_error(log, where, "vLLM", help_words):
+        return wrong
     if _ILLEGAL_INSTRUCTION.search(log):
         return Infeasible("the engine was ended by an illegal instruction: this CPU lacks one")
     cause = root_cause(log)
@@ -196,7 +202,14 @@ class VllmServer:
     Entering returns when the server has generated one token, or raises: `Infeasible`,
     `UserError` (see `failure_of`), or `InfrastructureError` with the end of the log, also after
     `settings().engine_start_timeout` seconds. Leaving ends every process of it.
+
+    `tasks/engines/sglang_server.py` overrides what another engine spells in another way.
     """
+
+    name = "vLLM"
+    ready_path = "/health"
+    """Answers 200 once the server takes requests; then one token has to come."""
+    foreign_env: tuple[str, ...] = FOREIGN_ENV
 
     def __init__(
         self,
@@ -226,7 +239,7 @@ class VllmServer:
         self._engine_args = dict(engine_args or {})
         self._env = {**served_env(env or {}), "VLLM_API_KEY": self.api_key}
         self._num_speculative_tokens = num_speculative_tokens
-        self._python = python or settings().serve_python
+        self._python = python or self._own_python()
         self._where = where
         self._tree: ProcessTree | None = None
         self._log_start = 0
@@ -239,7 +252,7 @@ class VllmServer:
         )
 
     def __repr__(self) -> str:
-        return f"VllmServer({self.served_name!r}, {self.url!r})"
+        return f"{type(self).__name__}({self.served_name!r}, {self.url!r})"
 
     @property
     def url(self) -> str:
@@ -263,12 +276,7 @@ class VllmServer:
         )
 
     def __enter__(self) -> Self:
-        if shutil.which(self._python) is None:
-            raise UserError.at(
-                "PILOTAGE_SERVE_PYTHON",
-                f"{self._python} is no Python that can be run",
-                "`make env` builds the serve environment",
-            )
+        self._check_python()
         started = time.monotonic()
         deadline = started + settings().engine_start_timeout
         try:
@@ -282,8 +290,12 @@ class VllmServer:
             self.stop()
             raise
         self.startup_seconds = round(time.monotonic() - started, 3)
+        self._read_engine(self._own_log())
+        return self
+
+    def _read_engine(self, log: str) -> None:
+        """What a started engine says of itself."""
         self.engine_version = str(self._get("/version").json()["version"])
-        log = self._own_log()
         config = self.target / "config.json"
         self.quantized = is_quantized(
             json_object(config) if config.is_file() else {}, self._engine_args
@@ -292,7 +304,20 @@ class VllmServer:
         self.emulated_kernels = emulated_kernels(log, hardware()["flags"], self.quantized)
         sizes = re.findall(r"KV cache size: ([\d,]+) tokens", log)
         self.kv_cache_tokens = int(sizes[-1].replace(",", "")) if sizes else None
-        return self
+
+    def _own_python(self) -> Path:
+        return settings().serve_python
+
+    def _check_python(self) -> None:
+        if shutil.which(self._python) is None:
+            raise UserError.at(
+                "PILOTAGE_SERVE_PYTHON",
+                f"{self._python} is no Python that can be run",
+                "`make env` builds the serve environment",
+            )
+
+    def _failure(self, log: str) -> PilotageError | None:
+        return failure_of(log, self._where)
 
     def __exit__(
         self,
@@ -371,7 +396,7 @@ class VllmServer:
             log=self.log,
             env=self._env,
             cwd=self.log.parent,
-            without=FOREIGN_ENV,
+            without=self.foreign_env,
         )
         tree.start()
         self._tree = tree
@@ -385,21 +410,21 @@ class VllmServer:
     def _get(self, path: str, timeout: float = ANSWER_TIMEOUT) -> httpx.Response:
         return self._client.get(f"{self._root}{path}", timeout=timeout)
 
-    def _healthy(self, timeout: float = ANSWER_TIMEOUT) -> bool:
+    def _healthy(self, timeout: float = ANSWER_TIMEOUT, path: str = "/health") -> bool:
         try:
-            return self._get("/health", timeout).status_code == 200
+            return self._get(path, timeout).status_code == 200
         except httpx.HTTPError:
             return False
 
     def _wait_until_listening(self, deadline: float, *, retry_port: bool) -> bool:
-        """True when /health answers 200; False when another process took the port first."""
+        """True when `ready_path` answers 200; False when another process took the port first."""
         while True:
             if self._started.poll() is not None:
                 if retry_port and _PORT_TAKEN.search(root_cause(self._own_log())):
                     return False
                 self._raise_death("ended while it started")
             # Short: whoever has the port in our place may never answer.
-            if self._healthy(timeout=2.0) and listens(self._started.pid, self.port):
+            if self._healthy(2.0, self.ready_path) and listens(self._started.pid, self.port):
                 return True
             if time.monotonic() > deadline:
                 self._raise_death(
@@ -433,12 +458,12 @@ class VllmServer:
 
     def _raise_death(self, what: str) -> NoReturn:
         log = self._own_log()
-        reason: PilotageError | None = failure_of(log, self._where)
+        reason = self._failure(log)
         if reason is not None:
             raise reason
         cause = root_cause(log)
         raise InfrastructureError(
-            f"the vLLM server of {self.target} {what}"
+            f"the {self.name} server of {self.target} {what}"
             f"{f'; it says: {cause}' if cause else ''}; the end of {self.log}:\n{last_words(log)}"
         )
 
