@@ -56,6 +56,7 @@ def deploy(own_api: str = "", file: Path | None = None) -> Deployed:
     path = file or DEPLOY_FILE
     found = read_deploy_file(path)
     automations = read_automations()
+    known = [*automations, *read_automations(notifications.FILES)]
     with only_one("deploy"), prefect_client(own_api or running_api()) as client:
         done = Deployed()
         _check_pools(client)
@@ -73,7 +74,6 @@ def deploy(own_api: str = "", file: Path | None = None) -> Deployed:
             _check_registered(client, found, done.changed)
         _register_automations(client, automations, done)
         done.changed.update(notifications.register(client))
-        known = [*automations, *read_automations(notifications.FILES)]
         _name_left(client, set(wanted), known, found.deployments, done)
         return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -10,7 +11,9 @@ from prefect.server.events.actions import SendNotification
 from prefect.utilities.templating import apply_values
 
 from registry.errors import InfrastructureError, UserError
+from tasks import notifications
 from tasks.deploy_file import read_automations
+from tasks.deploying import deploy
 from tasks.notifications import FILES, PAYLOADS, refusal, send_test, with_block
 
 URL = "http://127.0.0.1:1/hook?access_token=planted"
@@ -67,6 +70,15 @@ def test_a_night_that_did_not_take_place_is_told_too() -> None:
     assert "prefect.flow-run.Cancelled" in told["pilotage tells the night"]
     # Whoever cancels a release by hand knows.
     assert "prefect.flow-run.Cancelled" not in told["pilotage tells refusals"]
+
+
+def test_a_mistake_in_the_files_is_told_before_any_server_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "messages.yaml").write_text("automations: [{name: pilotage tells}]\n")
+    monkeypatch.setattr(notifications, "FILES", tmp_path)
+    with pytest.raises(UserError, match=r"messages\.yaml: 1 \(pilotage tells\)"):
+        deploy()
 
 
 def test_the_files_are_templates_that_the_server_takes() -> None:

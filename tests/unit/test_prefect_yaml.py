@@ -137,7 +137,7 @@ def test_an_event_that_is_waited_for_is_emitted_by_our_code() -> None:
 
 
 def test_no_path_of_a_machine_is_in_the_files() -> None:
-    for path in [DEPLOY_FILE, *AUTOMATIONS_DIR.glob("*.yaml")]:
+    for path in [DEPLOY_FILE, *AUTOMATIONS_DIR.rglob("*.yaml")]:
         assert not re.search(r"(^|[\s\"'])/(home|root|work|srv|opt|tmp)/", path.read_text()), path
 
 
