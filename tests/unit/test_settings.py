@@ -16,6 +16,20 @@ def test_the_table_names_exactly_the_settings() -> None:
     assert sorted(documented) == sorted(name.upper() for name in Settings.model_fields)
 
 
+def test_no_variable_of_ours_is_named_nowhere() -> None:
+    text = (CHECKOUT / "docs" / "settings.md").read_text()
+    folders = ("flows", "tasks", "registry", "recipes", "eval_suites", "benchmarks", "tests")
+    files = [one for name in folders for one in (CHECKOUT / name).rglob("*")]
+    files += [CHECKOUT / "Makefile", CHECKOUT / "prefect.yaml"]
+    used = {
+        name
+        for file in files
+        if file.suffix in (".py", ".j2", ".yaml", "") and file.is_file()
+        for name in re.findall(r"\bPILOTAGE_[A-Z_]*[A-Z]\b", file.read_text())
+    }
+    assert {name for name in used if f"`{name}`" not in text} == set()
+
+
 def test_a_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTAGE_TEACHER_API_KEY", "sk-planted")
     settings.cache_clear()
