@@ -11,6 +11,7 @@ from eval_suites.traffic import TrafficProfile
 from registry.errors import Problem, UserError
 from tasks.traffic import Assumed, latency_of, profile_of
 from tasks.traffic_columns import UNITS, read_mapping
+from tasks.traffic_files import found
 from tasks.traffic_logs import Options, ReadLog, read_log
 from tasks.traffic_times import zone_of
 from tasks.traffic_writing import write_load, write_profile
@@ -49,6 +50,7 @@ def profile_logs(
         problems.append(
             Problem("--ttft and --seconds-per-token", "one is given without the other", "give both")
         )
+    problems += _places(paths, out, load, plots)
     if problems:
         raise UserError(problems)
     asked = read_mapping(columns)
@@ -71,6 +73,27 @@ def profile_logs(
     if plots is not None:
         written += _draw(read, profile, assumed, plots)
     return Profiled(profile, written)
+
+
+def _places(
+    logs: Sequence[Path], out: Path | None, load: Path | None, plots: Path | None
+) -> list[Problem]:
+    """What is wrong with the places of the results: a log must never be written over."""
+    read = {file.resolve() for file in found(logs)}
+    problems = []
+    for name, path in (("--out", out), ("--write-load", load)):
+        if path is None:
+            continue
+        if path.is_dir():
+            problems.append(Problem(f"{name} {path}", "is a folder", "name a file"))
+        elif path.resolve() in read:
+            problems.append(Problem(f"{name} {path}", "is a log that is read", "name another file"))
+    if out is not None and load is not None and out.resolve() == load.resolve():
+        what = "is written twice, by --out and --write-load"
+        problems.append(Problem(f"--out {out}", what, "name two files"))
+    if plots is not None and plots.exists() and not plots.is_dir():
+        problems.append(Problem(f"--plots {plots}", "is no folder", "name a folder"))
+    return problems
 
 
 def _draw(

@@ -164,9 +164,8 @@ def _read_file(
 Check = Callable[[dict[str, Any]], tuple[NDArray[np.int8], list[tuple[str, str]], dict[str, Any]]]
 
 
-def _checker(taken: dict[str, str], unit_us: float, options: Options) -> Check:
+def _checker(taken: dict[str, str], unit_us: Mapping[str, float], options: Options) -> Check:
     """`check(batch)` gives (code per row, [(reason, column at fault)] by code, whole numbers)."""
-    unit = _unit_word(unit_us)
     first, last = YEARS_US if options.time_unit is None else (0, YEARS_US[1])
     years = "of 1990 to 2200" if options.time_unit is None else "from 0 on"
 
@@ -184,10 +183,10 @@ def _checker(taken: dict[str, str], unit_us: float, options: Options) -> Check:
         def time_of(name: str) -> NDArray[np.int64]:
             raw: Floats = batch[name]
             with np.errstate(over="ignore", invalid="ignore"):
-                us = np.round(raw * unit_us)
+                us = np.round(raw * unit_us[name])
                 out = ~((us >= first) & (us < last))
             refuse(raw == MISSING, f"{name}: missing", taken[name])
-            refuse(out, f"{name}: no time {years}{unit}", taken[name])
+            refuse(out, f"{name}: no time {years}{_unit_word(unit_us[name])}", taken[name])
             return np.where(out, 0, us).astype(np.int64)
 
         def tokens_of(name: str, least: int) -> NDArray[np.int32]:

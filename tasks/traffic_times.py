@@ -27,7 +27,9 @@ class LogTimes:
     numeric: dict[Path, set[str]]
     """Fields whose times are numbers."""
 
-    unit_us: dict[Path, float]
+    unit_us: dict[Path, dict[str, float]]
+    """Microseconds of what the reader gives for each of these fields."""
+
     zone: str
     """Whose hours are counted: a name, or an offset as +08:00."""
 
@@ -51,16 +53,18 @@ def times_of(
     if asked_zone is not None:
         zone_of(asked_zone)
     numeric: dict[Path, set[str]] = {}
-    unit_us: dict[Path, float] = {}
+    unit_us: dict[Path, dict[str, float]] = {}
     offsets: set[str] = set()
     plain = False
     for file, taken in zip(files, columns, strict=True):
         fields = [field for field in ("arrived", "ended") if field in taken]
         numeric[file.path] = {one for one in fields if _is_numeric(file, taken[one])}
-        unit_us[file.path] = 1.0
-        if "arrived" in numeric[file.path]:
-            unit_us[file.path] = _unit(file, taken["arrived"], asked_unit)
-        else:
+        unit_us[file.path] = dict.fromkeys(fields, 1.0)
+        for field in ("arrived", "ended"):
+            # A log may say the one as a text and the other in ms.
+            if field in numeric[file.path]:
+                unit_us[file.path][field] = _unit(file, taken[field], asked_unit, taken["arrived"])
+        if "arrived" not in numeric[file.path]:
             for text in _values(file, taken["arrived"]):
                 found = _OFFSET.search(str(text).strip())
                 if found is None or len(str(text)) <= 10:
@@ -125,10 +129,13 @@ def _is_numeric(file: LogFile, column: str) -> bool:
     return 2 * sum(_number(value) is not None for value in values) > len(values)
 
 
-def _unit(file: LogFile, column: str, asked: str | None) -> float:
+def _unit(file: LogFile, column: str, asked: str | None, arrived: str) -> float:
     if asked is not None:
         return UNITS[asked]
     numbers = [one for one in map(_number, _values(file, column)) if one and np.isfinite(one)]
+    if not numbers and column != arrived:
+        # None of the first requests has an end.
+        return _unit(file, arrived, asked, arrived)
     middle = float(np.median(np.abs(numbers))) if numbers else 0.0
     for name, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
         if SMALLEST * factor <= middle < 1000 * SMALLEST * factor:

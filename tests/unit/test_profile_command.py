@@ -277,3 +277,17 @@ def test_the_order_of_rows_and_files_changes_nothing(tmp_path: Path, count: int,
     first = profile_logs([one]).profile.model_dump(exclude=own)
     assert profile_logs([other]).profile.model_dump(exclude=own) == first
     assert profile_logs(parts).profile.model_dump(exclude=own) == first
+
+
+def test_a_log_is_never_written_over(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", rows(20))
+    before = log.read_bytes()
+    (tmp_path / "link.csv").symlink_to(log)
+    for words in (["--out", log], ["--write-load", tmp_path / "link.csv"], ["--out", tmp_path]):
+        done = run(log, *words)
+        assert isinstance(done.exception, UserError), words
+    assert log.read_bytes() == before
+    same = ["--out", tmp_path / "one.yaml", "--write-load", tmp_path / "one.yaml"]
+    assert isinstance(run(log, *same).exception, UserError)
+    assert not (tmp_path / "one.yaml").exists()
+    assert isinstance(run(log, "--plots", log).exception, UserError)

@@ -376,3 +376,54 @@ def test_a_gzip_that_ends_early(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(text.encode())[:-2000])
     with pytest.raises(UserError, match=r"log\.csv\.gz: cannot be read"):
         read(tmp_path / "log.csv.gz")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [".csv", ".csv.gz", ".jsonl"],
+)
+def test_a_line_that_no_reader_takes_is_named_and_not_lost(tmp_path: Path, ending: str) -> None:
+    """DuckDB 2.0.1 left such a line of CSV out without a word."""
+    path = tmp_path / f"log{ending}"
+    good = f'{{"ts": {T0}, "prompt_tokens": 1, "completion_tokens": 1}}'
+    lines = [HEADER, *GOOD] if "csv" in ending else [good] * 9
+    text = "\n".join([*lines, f"{T0},1,1," + "x" * (35 << 20), lines[-1]]).encode()
+    path.write_bytes(gzip.compress(text, 1) if path.suffix == ".gz" else text)
+    with pytest.raises(UserError, match=rf"line {len(lines) + 1}: is longer than 16 MiB"):
+        read(path)
+
+
+def test_a_field_of_many_lines_that_is_too_long_is_an_error(tmp_path: Path) -> None:
+    text = f'{HEADER},prompt\n{T0},1,1,1,"' + ("x" * 1000 + "\n") * 20_000 + '"\n'
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(UserError, match=r"log\.csv: cannot be read: field larger"):
+        read(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("arrived", "ended"),
+    [(f"{T0}", "2025-10-09T08:53:22Z"), ("2025-10-09T08:53:20Z", f"{T0 + 2}"),
+     (f"{T0}", f"{T0 + 2}000"), (f"{T0}000", f"{T0 + 2}")],
+)  # fmt: skip
+def test_arrival_and_end_may_be_written_in_two_ways(
+    tmp_path: Path, arrived: str, ended: str
+) -> None:
+    header = "arrived,ended,prompt_tokens,output_tokens"
+    log = read(write_csv(tmp_path / "log.csv", [f"{arrived},{ended},10,10"] * 3, header))
+    assert log.requests.arrived.tolist() == [T0 * MICRO] * 3
+    assert log.requests.latency is not None
+    assert log.requests.latency.tolist() == [2 * MICRO] * 3
+
+
+def test_a_list_in_one_line_and_parquet_without_rows_say_what_they_are(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    (tmp_path / "list.json").write_text('[{"a": 1}, {"a": 2}]')
+    with pytest.raises(UserError, match="is one JSON list"):
+        read(tmp_path / "list.json")
+    kinds = {name: pa.int64() for name in ("arrived", "prompt_tokens", "output_tokens")}
+    pq.write_table(pa.schema(kinds).empty_table(), tmp_path / "log.parquet")
+    with pytest.raises(UserError, match=r"log\.parquet: holds no request"):
+        read(tmp_path / "log.parquet")
+    assert len(read(tmp_path / "log.parquet", write_csv(tmp_path / "b.csv", GOOD)).requests) == 8
