@@ -140,7 +140,6 @@ def _one(
 ) -> Fit | RuledOut:
     shape = model.shape
     mla = any(layer.attention == "mla" for layer in shape.layers)
-    batch = max(wish.max_batched_tokens, demand.concurrency)
     own = asked == "auto" or name == format_name("auto", shape)
     how: dict[str, Any] = {
         "format": asked,
@@ -149,7 +148,7 @@ def _one(
         "pp": wish.pp,
         "draft": model.draft,
         "block": CPU_BLOCK if machine.is_cpu and not mla else 16,
-        "max_batched_tokens": batch,
+        "max_batched_tokens": wish.max_batched_tokens,
         "eager": machine.is_cpu,
         "checkpoint_bytes": model.checkpoint_bytes if own else None,
     }

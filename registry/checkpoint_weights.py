@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.errors import UserError
 from registry.json_files import json_object
 from registry.memory_floor import floor_of
 from registry.model_shapes import shape_of
@@ -39,7 +40,7 @@ def weights_of_checkpoint(folder: Path) -> CheckpointWeights:
     """
     config = folder / "config.json"
     shape = shape_of(json_object(config), str(config))
-    found = tensors(folder)
+    found = tensors(folder, _files(folder))
     if not found:
         size = floor_of(shape, concurrency=1, context=1).total.weights_bytes
         return CheckpointWeights(size, size, exact=False, by_dtype={})
@@ -48,6 +49,35 @@ def weights_of_checkpoint(folder: Path) -> CheckpointWeights:
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.size
     loaded = sum(_loaded(name, tensor, shape) for name, tensor in found.items())
     return CheckpointWeights(sum(by_dtype.values()), loaded, exact=True, by_dtype=by_dtype)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that an engine loads: those of the index, where there is one.
+
+    Beside them may lie the same weights in another layout (`consolidated.safetensors`) or an
+    adapter. Raises `UserError` where a part of the files is missing.
+    """
+    there = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if not index.is_file():
+        adapter = [one for one in there if one.name == "adapter_model.safetensors"]
+        if adapter and len(there) == 1:
+            raise UserError.at(folder, "is an adapter, no model", "merge it into its base first")
+        return [one for one in there if one not in adapter]
+    places = json_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+        raise UserError.at(index, "has no weight_map of names", "copy it again from where it came")
+    named = {folder / one for one in places.values()}
+    missing = sorted(one.name for one in named - set(there))
+    if len(missing) == len(named):
+        return []
+    if missing:
+        what = f"names {len(missing)} of {len(named)} files that are not there: {missing[0]}"
+        raise UserError.at(index, what, "copy them, or name the config.json alone")
+    return sorted(named)
 
 
 def _loaded(name: str, tensor: Tensor, shape: ModelShape) -> int:

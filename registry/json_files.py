@@ -13,7 +13,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """The object that a file holds. Raises `UserError` naming the file for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError.at(path, f"cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise UserError.at(path, "is not a JSON object")

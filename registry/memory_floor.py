@@ -260,10 +260,12 @@ class _Plan:
         kv = concurrency * self.pool.held(self.context) * block
         alone = concurrency * self.target_pool.held(self.context)
         target_kv = min(kv, alone * self.target_pool.block_bytes(stage))
+        # vLLM takes no batch of fewer tokens than sequences.
+        batch = max(self.batch, concurrency)
         # With asynchronous scheduling, the default, one batch more than there are stages.
-        in_flight = (self.pp + 1) * self.batch
+        in_flight = (self.pp + 1) * batch
         slack = block * (1 + _extra(self.pool, self.context, in_flight))
-        activations = self._activations(stage, concurrency)
+        activations = self._activations(stage, concurrency, batch)
         graphs = 0 if self.eager else _graphs(self.stages.count(stage), concurrency)
         without = weights + engine + kv + slack + draft_weights + activations + graphs
         floor = ceil(without * (1 + RESERVE))
@@ -282,7 +284,7 @@ class _Plan:
             floor_bytes=floor,
         )
 
-    def _activations(self, stage: int, concurrency: int) -> int:
+    def _activations(self, stage: int, concurrency: int, batch: int) -> int:
         """Estimate of what a forward pass holds beside weights and cache, at its peak.
 
         Prefill of a full batch: hidden states and residual, and of the widest layer the rows of
@@ -290,12 +292,12 @@ class _Plan:
         every sequence, in the model's dtype and in float32, beside the hidden states.
         """
         shape = self.shape
-        hidden = 2 * self.batch * shape.hidden * self.width
+        hidden = 2 * batch * shape.hidden * self.width
         layers = [
             layer for place, layer in zip(self.stages, shape.layers, strict=True) if place == stage
         ]
         rows = max(_row(layer) for layer in layers)
-        peak = self.batch * ceil(rows / self.tp) * self.width
+        peak = batch * ceil(rows / self.tp) * self.width
         if stage == self.pp - 1:
             peak = max(peak, concurrency * shape.vocab * (self.width + FLOAT32))
         return hidden + peak

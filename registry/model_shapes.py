@@ -45,6 +45,9 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             f"known are {', '.join(sorted(FAMILIES))}; serve this model with the engine and read "
             "its memory there",
         )
+    if family.defaults:
+        given = {key: value for key, value in text.values.items() if value is not None}
+        text = ConfigValues({**family.defaults, **given}, text.where)
     seen = vision_weights(top, model_type, text.number("hidden_size"))
     hidden, vocab = text.number("hidden_size"), text.number("vocab_size")
     tied = _tied(top, text, family)

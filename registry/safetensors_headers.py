@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,15 @@ class Tensor:
     size: int
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
+def tensors(folder: Path, files: Sequence[Path] | None = None) -> dict[str, Tensor]:
     """Every tensor of a folder's safetensors files by name; empty where it has no such file.
+
+    `files`: those alone.
 
     Raises `UserError` naming the file for one that cannot be read.
     """
     found: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")) if files is None else files:
         header = read_header(file)
         if isinstance(header, Problem):
             what = f"cannot be read as safetensors: {header.what}"

@@ -166,7 +166,7 @@ def _floor_document(model: Model, demand: Demand, wish: Wish) -> dict[str, Any]:
         tp=tp,
         pp=wish.pp,
         draft=model.draft,
-        max_batched_tokens=max(wish.max_batched_tokens, demand.concurrency),
+        max_batched_tokens=wish.max_batched_tokens,
         checkpoint_bytes=model.checkpoint_bytes if own else None,
     )
     exact = own and model.checkpoint_bytes is not None

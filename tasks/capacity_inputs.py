@@ -63,6 +63,8 @@ def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
     """The shape, and the bytes that an engine keeps of the folder's tensors, if it has any."""
     config = path / "config.json" if path.is_dir() else path
     if not config.is_file():
+        if (path / "adapter_config.json").is_file():
+            raise UserError.at(path, "is an adapter, no model", "merge it into its base first")
         what = "has no config.json" if path.is_dir() else "no such file or folder"
         raise UserError.at(
             path, what, "name a model's folder, its config.json, or a bundle as MODEL@ALIAS"

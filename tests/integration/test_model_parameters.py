@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from registry.model_families import FAMILIES, Family
 from registry.model_shapes import shape_of
 
 PUBLISHED = sorted((Path(__file__).parents[1] / "data" / "model_configs").glob("*.json"))
@@ -95,6 +96,16 @@ def built_parameters(config: dict[str, Any]) -> int:
 def test_of_published_models(file: Path) -> None:
     config = json.loads(file.read_text())
     assert shape_of(config, str(file)).parameters == built_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "family"), [one for one in FAMILIES.items() if one[1].defaults]
+)
+def test_defaults_are_those_of_the_class(model_type: str, family: Family) -> None:
+    from transformers import AutoConfig
+
+    read = AutoConfig.for_model(model_type)
+    assert {key: getattr(read, key) for key in family.defaults} == family.defaults
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values()))[:50])

@@ -226,6 +226,7 @@ def test_a_bundle_is_planned_with_its_draft(
     [
         (b"[1]", "is not a JSON object"),
         (b"\xff\xfe", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
         (b'{"model_type": "bert", "hidden_size": 3}', "is 'bert'"),
         (b'{"model_type": "llama"}', "hidden_size: is missing"),
     ],
@@ -582,3 +583,19 @@ def test_the_table_for_people(traffic: Path) -> None:
     assert "sized by the extremes (310 sequences of 14000 tokens)" in done.output
     assert "Of each hardware and format the cheapest" in done.output
     assert "Ruled out:" in done.output and "INFEASIBLE on Tesla T4" in done.output
+
+
+def test_a_folder_of_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter, no model"):
+        planned(str(tmp_path), concurrency=1, context=1, utilization=0.9, max_batched_tokens=2048)
+
+
+def test_the_most_sequences_fit_when_they_are_asked_for_and_one_more_does_not() -> None:
+    """Above 2048 sequences the batch grows along with them."""
+    ask = {"hardware": ["nvidia_h200"], "tp": 8, "context": 512, "format": "w4a16"}
+    most = made(**ask, concurrency=1)[0]["fits"][0]["max_concurrency"]
+    assert most > 2048
+    (fit,) = made(**ask, concurrency=most)[0]["fits"]
+    assert (fit["max_concurrency"], fit["engine_args"]["max-num-batched-tokens"]) == (most, most)
+    assert made(**ask, concurrency=most + 1)[0]["fits"] == []

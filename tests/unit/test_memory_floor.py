@@ -208,6 +208,17 @@ def test_largest_concurrency_is_the_exact_inverse(
     assert floor_of(shape, concurrency=found + 1, **arguments).per_gpu.floor_bytes > memory
 
 
+def test_a_batch_has_at_least_a_token_of_each_sequence() -> None:
+    """vLLM refuses a `max-num-batched-tokens` below `max-num-seqs`."""
+    few, many = (
+        floor_of(SHAPES["llama"], concurrency=3000, context=16, max_batched_tokens=batch)
+        for batch in (16, 3000)
+    )
+    assert few == many
+    # States and residual of 256; and all logits of 1024, in 16 bit and float32.
+    assert few.per_gpu.activation_bytes == 3000 * (2 * 256 * 2 + 1024 * (2 + 4))
+
+
 @settings(max_examples=40, deadline=None)
 @given(shapes, formats, parallel)
 def test_quantized_weights_are_never_larger(

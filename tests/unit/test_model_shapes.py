@@ -107,6 +107,26 @@ def test_gemma_3_27b_by_hand() -> None:
     assert shape.max_len == 131_072
 
 
+def test_gemma_3_as_published_leaves_out_what_its_class_knows() -> None:
+    """google/gemma-3-27b-it has no vocabulary and no length, -4b-it no heads either."""
+    whole = config("gemma_3_27b")
+    text = dict(whole["text_config"])
+    for key in ("vocab_size", "max_position_embeddings", "sliding_window_pattern"):
+        del text[key]
+    assert shape_of({**whole, "text_config": text}, "x") == published("gemma_3_27b")
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    shape = shape_of({**whole, "text_config": text}, "x")
+    # 8 heads of 256 (2048 rows), 4 KV heads.
+    layer = 2 * 2048 * 2560 + 2 * 1024 * 2560 + 3 * 10_240 * 2560 + 4 * 2560 + 2 * 256
+    decoder = 34 * layer + 262_208 * 2560 + 2560
+    tower = 416_866_032 + 1152 * 2560 + 1152  # The 27B's, with another projector.
+    assert shape.parameters == decoder + tower
+    assert {(one.kv_heads, one.head_dim) for one in shape.layers} == {(4, 256)}
+    assert shape.max_len == 131_072
+
+
 @pytest.mark.parametrize(
     ("rope", "length"),
     [
@@ -146,7 +166,12 @@ def test_a_draft_by_hand() -> None:
         ({"model_type": None}, "model_type: is 'missing'"),
         ({"hidden_size": "wide"}, "hidden_size: is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: is '0'"),
-        ({"num_attention_heads": 7}, "num_attention_heads: is 7, which does not divide 256"),
+        (
+            {"num_attention_heads": 7, "num_key_value_heads": 1},
+            "num_attention_heads: is 7, which does not divide 256",
+        ),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: is 3, which does not divide the"),
+        ({"num_key_value_heads": 512}, "num_key_value_heads: is 512, which does not divide the"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: is 'no'"),
         ({"vocab_size": None}, "vocab_size: is missing"),
         ({"max_position_embeddings": True}, "max_position_embeddings: is 'True'"),

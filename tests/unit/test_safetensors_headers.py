@@ -106,3 +106,30 @@ def test_a_model_that_is_not_here_is_counted_from_its_configuration(tmp_path: Pa
     shape = shape_of(config, "config.json")
     assert (found.tensor_bytes, found.exact) == (2 * shape.parameters, False)
     assert found.tensor_bytes == floor_of(shape, concurrency=1, context=1).total.weights_bytes
+
+
+def test_only_files_that_an_engine_loads_are_counted(tmp_path: Path) -> None:
+    """Mistral's folders hold the same weights twice, trained ones an adapter beside the model."""
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    index = tmp_path / "model.safetensors.index.json"
+    names = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
+    index.write_text(json.dumps({"weight_map": names}))
+    assert not weights_of_checkpoint(tmp_path).exact
+    written(tmp_path / "model-1.safetensors", TWO, bytes(20))
+    with pytest.raises(UserError, match=r"1 of 2 files that are not there: model-2\.safetensors"):
+        weights_of_checkpoint(tmp_path)
+    written(tmp_path / "model-2.safetensors", {"c": entry("BF16", [4], 0, 8)}, bytes(8))
+    written(tmp_path / "consolidated.safetensors", {"x": entry("BF16", [9], 0, 18)}, bytes(18))
+    assert weights_of_checkpoint(tmp_path).tensor_bytes == 28
+    index.write_text('{"weight_map": [1]}')
+    with pytest.raises(UserError, match="has no weight_map"):
+        weights_of_checkpoint(tmp_path)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    written(tmp_path / "adapter_model.safetensors", {"x": entry("BF16", [9], 0, 18)}, bytes(18))
+    with pytest.raises(UserError, match="is an adapter, no model"):
+        weights_of_checkpoint(tmp_path)
+    written(tmp_path / "model.safetensors", TWO, bytes(20))
+    assert weights_of_checkpoint(tmp_path).tensor_bytes == 20
