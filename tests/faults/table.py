@@ -14,12 +14,13 @@ from registry.provenance import git_revision, hardware
 HEAD = """# What was broken, and what came of it
 
 Written by `make faults`; do not edit. Each line is a test in `tests/faults` that hurts the real
-tool (a tiny release with real engines) and asserts that the fault fired in the stage named, and
-that the next run succeeds, or says what a person must do. Where a whole release was hurt an audit
-follows (where several kills hit one home, after the last of them). It counts what the home holds
-against a home that nothing happened to: no store entry, MLflow version, LoggedModel, ledger line or
-prompt row is lost or there twice, the ledger's chain verifies, aliases are where they were, no
-process is left, nothing half-written is left.
+tool (a tiny release with real engines; endpoints are the test's own servers, and of a promotion
+that waits for a person the engine alone is pretended) and asserts that the fault fired in the stage
+named, and that the next run succeeds, or says what a person must do. Where a whole release was
+hurt an audit follows (where several kills hit one home, after the last of them). It counts what the
+home holds against a home that nothing happened to: no store entry, MLflow version, LoggedModel,
+ledger line or prompt row is lost or there twice, the ledger's chain verifies, aliases are where
+they were, no process is left, nothing half-written is left.
 """
 
 

@@ -134,6 +134,13 @@ def test_what_another_sites_page_can_send_is_refused_and_our_clients_are_not(sit
     assert socket_of(site, "https://elsewhere.example") == 403
     assert socket_of(site, f"http://127.0.0.1:{site.port}") == "auth_success"
     assert site.run(CLIENT) is True
+    # A page whose own name is made to mean this machine is of the same origin as itself.
+    rebound = {"Host": f"elsewhere.example:{site.port}"}
+    foreign = site.ask("GET", "/health", headers=rebound)
+    assert foreign.status_code == 421 and "PREFECT_SERVER_API_CORS" in foreign.text
+    assert site.ask("POST", "/work_pools/", headers=rebound, json=body).status_code == 421
+    for name in ("localhost:1", "LOCALHOST", "[::1]:4200"):
+        assert site.ask("GET", "/health", headers={"Host": name}).status_code == 200
 
 
 def test_a_worker_that_hangs_is_found_and_started_again(site: Site) -> None:
