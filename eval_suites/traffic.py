@@ -7,10 +7,11 @@ smallest value that at least so many percent of the requests stay at or below
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eval_suites.load import Scenario
 from recipes.written import Written
@@ -20,18 +21,38 @@ STABLE_PEAK = (
     "begins a whole multiple of {step:g} s after the first arrival"
 )
 
+LARGEST = 1e12
+ROUNDED = 1.00001
+"""Six digits are written."""
+
+Amount = Annotated[int | float, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=int(LARGEST))]
+Rate = Annotated[float, Field(ge=0, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Hours = Annotated[int, Field(ge=0, le=23)]
+
 
 class Lengths(Written):
     """How a quantity is distributed over the requests."""
 
-    mean: float
-    min: int | float
-    p5: int | float
-    p50: int | float
-    p90: int | float
-    p95: int | float
-    p99: int | float
-    max: int | float
+    mean: Amount
+    min: Amount
+    p5: Amount
+    p50: Amount
+    p90: Amount
+    p95: Amount
+    p99: Amount
+    max: Amount
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        names = ("min", "p5", "p50", "p90", "p95", "p99", "max")
+        for low, high in itertools.pairwise(names):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} is above {high}")
+        if not self.min / ROUNDED <= self.mean <= self.max * ROUNDED:
+            raise ValueError("mean is not between min and max")
+        return self
 
 
 class Source(Written):
@@ -72,12 +93,22 @@ class Period(Written):
 class MainRange(Written):
     """The load without its extremes: requests whose two lengths lie within these percentiles."""
 
-    percents: tuple[float, float]
-    prompt_tokens: tuple[int, int]
-    output_tokens: tuple[int, int]
-    share_of_requests: float
-    share_of_prompt_tokens: float
-    share_of_output_tokens: float
+    percents: tuple[Annotated[float, Field(ge=0, le=100)], Annotated[float, Field(ge=0, le=100)]]
+    prompt_tokens: tuple[Count, Count]
+    output_tokens: tuple[Count, Count]
+    share_of_requests: Share
+    share_of_prompt_tokens: Share
+    share_of_output_tokens: Share
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        for name in ("percents", "prompt_tokens", "output_tokens"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: {low:g} to {high:g} is no range")
+        if self.prompt_tokens[1] < 1:
+            raise ValueError("prompt_tokens: a prompt has at least one token")
+        return self
 
 
 class Hour(Written):
@@ -151,16 +182,16 @@ class TrafficProfile(Written):
 
     kind: Literal["traffic"]
     description: str
-    requests: int = Field(gt=0)
+    requests: int = Field(gt=0, le=int(LARGEST))
     prompt_tokens: Lengths
     output_tokens: Lengths
     main_range: MainRange
-    peak_concurrency: int | None
-    stable_peak_concurrency: float | None
-    mean_rate: float | None
-    peak_rate: float | None = Field(description="Largest over the windows of `concurrency`.")
+    peak_concurrency: Count | None
+    stable_peak_concurrency: Rate | None
+    mean_rate: Rate | None
+    peak_rate: Rate | None = Field(description="Largest over the windows of `concurrency`.")
     peak_rate_at: datetime | None
-    rate_by_hour: dict[int, float | None] = Field(
+    rate_by_hour: dict[Hours, Rate | None] = Field(
         description="Requests per second by hour of the day, 0 to 23; null: not in the log."
     )
     hours: list[Hour]
@@ -177,3 +208,17 @@ class TrafficProfile(Written):
     rows: Rows
     sources: list[Source]
     notes: list[str]
+
+    @model_validator(mode="after")
+    def _numbers_agree(self) -> Self:
+        """A profile that was corrected by hand must still be one that a log can have."""
+        for name in ("prompt_tokens", "output_tokens"):
+            high, longest = getattr(self.main_range, name)[1], getattr(self, name).max
+            if high > longest:
+                raise ValueError(f"main_range.{name} ends at {high}, {name}.max is {longest:g}")
+        peak, stable = self.peak_concurrency, self.stable_peak_concurrency
+        if peak is not None and peak > self.requests:
+            raise ValueError(f"peak_concurrency {peak} is above the {self.requests} requests")
+        if peak is not None and stable is not None and stable > peak * ROUNDED:
+            raise ValueError(f"stable_peak_concurrency {stable:g} is above the peak, {peak}")
+        return self

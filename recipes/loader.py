@@ -264,10 +264,25 @@ def cut(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+class _Key:
+    """A key that is no text, beside others that are."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"a key without quotes, {cut(self.key)}, beside others that are texts"
+
+
 def _odd_values(content: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Place and value of what no recipe can have: no numbers, half characters, what YAML makes."""
     place = ".".join(at)
     if isinstance(content, dict):
+        kinds = {type(key): key for key in content}
+        if str in kinds and len(kinds) > 1:
+            # `3:` beside `'4':` is another key, and the two have no order.
+            odd = next(key for kind, key in kinds.items() if kind is not str)
+            yield ".".join((*at, str(odd))), _Key(odd)
         for key, value in content.items():
             if len(at) < MAX_DEPTH:
                 yield from _odd_values(value, (*at, str(key)))

@@ -13,7 +13,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +47,9 @@ class LogFile:
     encoding: str = "utf-8-sig"
     numeric: frozenset[str] = frozenset()
     """Columns that Parquet holds as numbers."""
+
+    durations: Mapping[str, str] = field(default_factory=dict)
+    """Columns that Parquet holds as durations, which it writes as whole numbers, and their unit."""
 
     times: frozenset[str] = frozenset()
     """Columns that Parquet holds as times."""
@@ -247,13 +250,13 @@ def _parquet(path: Path) -> LogFile:
 
     def add(name: str, kind: Any) -> None:
         if types.is_struct(kind):
-            for field in kind:
-                add(f"{name}.{field.name}", field.type)
+            for inner in kind:
+                add(f"{name}.{inner.name}", inner.type)
         else:
             flat[name] = kind
 
-    for field in schema:
-        add(field.name, field.type)
+    for column in schema:
+        add(column.name, column.type)
     head = [dict(_flat(row)) for row in batch.to_pylist()] if batch is not None else []
     numbers = (types.is_integer, types.is_floating, types.is_decimal)
     return LogFile(
@@ -262,6 +265,7 @@ def _parquet(path: Path) -> LogFile:
         list(flat) if rows else [],
         head,
         numeric=frozenset(n for n, kind in flat.items() if any(is_(kind) for is_ in numbers)),
+        durations={n: kind.unit for n, kind in flat.items() if types.is_duration(kind)},
         times=frozenset(n for n, kind in flat.items() if types.is_timestamp(kind)),
     )
 

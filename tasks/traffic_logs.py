@@ -136,7 +136,7 @@ def _read_file(
     named: dict[int, tuple[str, str]] = {}
     room = EXAMPLES - len(kept.examples)
     reading = scan.open(file, number, taken, times.numeric[file.path])
-    check = _checker(taken, times.unit_us[file.path], options)
+    check = _checker(file, taken, times.unit_us[file.path], options)
     for batch in reading.batches():
         codes, reasons, values = check(batch)
         good = codes == 0
@@ -164,7 +164,9 @@ def _read_file(
 Check = Callable[[dict[str, Any]], tuple[NDArray[np.int8], list[tuple[str, str]], dict[str, Any]]]
 
 
-def _checker(taken: dict[str, str], unit_us: Mapping[str, float], options: Options) -> Check:
+def _checker(
+    file: LogFile, taken: dict[str, str], unit_us: Mapping[str, float], options: Options
+) -> Check:
     """`check(batch)` gives (code per row, [(reason, column at fault)] by code, whole numbers)."""
     first, last = YEARS_US if options.time_unit is None else (0, YEARS_US[1])
     years = "of 1990 to 2200" if options.time_unit is None else "from 0 on"
@@ -199,8 +201,9 @@ def _checker(taken: dict[str, str], unit_us: Mapping[str, float], options: Optio
 
         def duration_of(name: str) -> NDArray[np.int64]:
             raw: Floats = batch[name]
+            known = file.durations.get(taken[name], options.latency_unit)
             with np.errstate(over="ignore", invalid="ignore"):
-                us = np.round(raw * unit_of_name(taken[name], options.latency_unit))
+                us = np.round(raw * unit_of_name(taken[name], known))
                 odd = ~((us >= 0) & (us <= LONGEST_S * 1e6))
             none = raw == MISSING
             refuse(odd & ~none, f"{name}: no duration from 0 to 30 days", taken[name])

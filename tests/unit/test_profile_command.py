@@ -291,3 +291,49 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     assert isinstance(run(log, *same).exception, UserError)
     assert not (tmp_path / "one.yaml").exists()
     assert isinstance(run(log, "--plots", log).exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("stable_peak_concurrency", -5, "stable_peak_concurrency: Input should be greater"),
+        ("stable_peak_concurrency", 1e9, "stable_peak_concurrency 1e+09 is above the peak, 2"),
+        ("peak_concurrency", 21, "peak_concurrency 21 is above the 20 requests"),
+        ("prompt_tokens.max", -3, "prompt_tokens.max: Input should be greater"),
+        ("prompt_tokens.p95", 10**9, "prompt_tokens: p95 is above p99"),
+        ("output_tokens.mean", 0, "output_tokens: mean is not between min and max"),
+        ("main_range.prompt_tokens", [500, 10], "main_range: prompt_tokens: 500 to 10 is no range"),
+        ("main_range.prompt_tokens", [0, 0], "a prompt has at least one token"),
+        ("main_range.prompt_tokens", [1, 10**9], "main_range.prompt_tokens ends at 1000000000"),
+        ("main_range.percents", [5, 200], "main_range.percents.1: Input should be less"),
+        ("peak_rate", -2, "peak_rate: Input should be greater"),
+        ("rate_by_hour.25", 1, "rate_by_hour.25"),
+        ("rate_by_hour.3", -1, "rate_by_hour.3: Input should be greater"),
+    ],
+)
+def test_a_profile_corrected_by_hand_is_checked(
+    tmp_path: Path, place: str, value: Any, said: str
+) -> None:
+    out = tmp_path / "traffic.yaml"
+    profile_logs([write_csv(tmp_path / "log.csv", rows(20))], out=out)
+    content = yaml.safe_load(out.read_text())
+    *above, last = place.split(".")
+    at = content
+    for name in above:
+        at = at[name]
+    at[last] = value
+    if place.endswith("concurrency"):
+        content |= {"peak_concurrency": 2} if place.startswith("stable") else {}
+    out.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError) as caught:
+        loader.load(str(out), "traffic", TrafficProfile)
+    assert str(out) in str(caught.value) and said in str(caught.value)
+    assert all(one.remedy for one in caught.value.problems)
+
+
+def test_an_hour_without_quotes_is_named(tmp_path: Path) -> None:
+    """Beside '4', which is a text in YAML, 3 is a number."""
+    out = tmp_path / "traffic.yaml"
+    out.write_text("kind: traffic\nrate_by_hour: {3: 1.0, '4': 1.0}\n")
+    with pytest.raises(UserError, match=r"rate_by_hour\.3: is a key without quotes, 3,"):
+        loader.load(str(out), "traffic", TrafficProfile)

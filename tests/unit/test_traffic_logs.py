@@ -427,3 +427,16 @@ def test_a_list_in_one_line_and_parquet_without_rows_say_what_they_are(tmp_path:
     with pytest.raises(UserError, match=r"log\.parquet: holds no request"):
         read(tmp_path / "log.parquet")
     assert len(read(tmp_path / "log.parquet", write_csv(tmp_path / "b.csv", GOOD)).requests) == 8
+
+
+@pytest.mark.parametrize(("unit", "value"), [("s", 2), ("ms", 1500), ("us", 1_500_000)])
+def test_a_duration_of_parquet_has_its_own_unit(tmp_path: Path, unit: str, value: int) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    columns = {"arrived": [T0], "prompt_tokens": [1], "output_tokens": [1]}
+    table = pa.table({**columns, "latency": pa.array([value], pa.duration(unit))})
+    pq.write_table(table, tmp_path / "log.parquet")
+    found = read(tmp_path / "log.parquet").requests.latency
+    assert found is not None
+    assert found.tolist() == [2 * MICRO if unit == "s" else 1_500_000]
