@@ -40,6 +40,9 @@ _SYNONYMS = {
     "half": "float16",
     "int8": "int8_per_token_head",
 }
+_OF_PLAIN = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""Of weights that are not quantized; others have the model's own kind."""
+
 KV_DTYPES = ("auto", *(name for name in _WIDTHS if name != "float32"), *_SYNONYMS)
 
 STATE_BLOCKS = 2
@@ -62,8 +65,8 @@ def kv_dtype_of(shape: ModelShape, kv_dtype: str, form: WeightFormat | None = No
         if given == "auto" and shape.quantization is not None:
             given = shape.quantization.kv_dtype
         if given == "auto":
-            # The engine is asked for float32 as a whole: `--dtype float32`.
-            given = "float32" if form and form.name == "fp32" else shape.dtype
+            # The engine is asked for such a kind as a whole: `--dtype float32`.
+            given = _OF_PLAIN.get(form.name if form else "", shape.dtype)
         name = given
     if name not in _WIDTHS or asked == "float32":
         raise UserError.at("kv dtype", f"{kv_dtype!r} is not known", f"one of {_listed()}")

@@ -10,7 +10,7 @@ from registry.config_values import ConfigValues
 from registry.weight_formats import FORMATS, Quantization, Scales, WeightFormat
 
 _KNOWN = ("compressed-tensors", "fp8", "awq", "gptq", "mxfp4")
-_REMEDY = f"known are {', '.join(_KNOWN)}; name the format of the weights yourself"
+_REMEDY = f"known are {', '.join(_KNOWN)}; plan the unquantized model with --format"
 
 
 def quantization_of(top: ConfigValues, text: ConfigValues) -> Quantization | None:

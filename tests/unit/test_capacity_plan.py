@@ -599,3 +599,13 @@ def test_the_most_sequences_fit_when_they_are_asked_for_and_one_more_does_not() 
     (fit,) = made(**ask, concurrency=most)[0]["fits"]
     assert (fit["max_concurrency"], fit["engine_args"]["max-num-batched-tokens"]) == (most, most)
     assert made(**ask, concurrency=most + 1)[0]["fits"] == []
+
+
+@pytest.mark.parametrize(
+    ("format", "cache"),
+    [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("fp8", "bfloat16")],
+)
+def test_a_cache_has_the_kind_of_plain_weights(format: str, cache: str) -> None:
+    document, _ = made(format=format, hardware=["nvidia_h200"])
+    assert document["kv_dtype"] == cache
+    assert {one["kv_dtype"] for one in document["fits"]} == {cache}
