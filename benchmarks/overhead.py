@@ -36,6 +36,8 @@ CALLS = {
         "tasks.engines.vllm_server:VllmServer.__exit__",
         "tasks.engines.job_process:JobProcess.do",
         "tasks.engines.openai_chat:generate",
+        "tasks.engines.greedy_agreement:greedy_answers",
+        "tasks.engines.engine_acceptance:accepted_by_segment",
         "tasks.teacher_asking:ask_missing",
     ],
     "hashing, store": [

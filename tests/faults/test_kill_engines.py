@@ -30,11 +30,11 @@ KILLED = {
     "trainer": ("distill", r"engines\.lora", 6.0),
     "vLLM's HTTP front, starting": ("serving bf16", FRONT, 3.0),
     "the harness that scores": ("accuracy bf16", "lm_eval_run", 3.0),
-    "vLLM's engine core, measured": ("latency bf16", CORE, 1.0),
+    "vLLM's engine core, measured": ("latency bf16", CORE, 0.5),
     "quantizer": ("quantize w8a8_tiny", r"engines\.compressor", 5.0),
     "draft trainer": ("draft w8a8_tiny", "speculators_train", 3.0),
     "vLLM's engine core, scoring": ("accuracy w8a8_int8-eagle3", CORE, 1.0),
-    "the load generator": ("latency w8a8_int8-eagle3", "vllm_bench_main", 1.0),
+    "the load generator": ("latency w8a8_int8-eagle3", "vllm_bench_main", 0.5),
 }
 
 
@@ -58,6 +58,9 @@ def test_killed_once(bare: World, run: Run, tell: Tell, what: str) -> None:
     title = rf"\] {re.escape(stage)}: "
     tell(fault=f"{what}, killed", caused=f"`kill -9` of `{pattern}`", stage=stage)
     run.wait_for(f"{title}making")
+    if stage.startswith("latency"):
+        # The generator starts while the engine does; after the first rate both are at work.
+        run.wait_for(rf"{title}making[\s\S]*?requests/s: measured")
     victim = bare.process(pattern, settled=settled)
     warned = run.text.count(AGAIN)
     kill(victim)
