@@ -37,10 +37,12 @@ class Server:
         log = self.world.root / "logs" / f"server-{self.port}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         # Its own home: it is no process of the release's.
+        home = self.world.root / "of-the-server" / "prefect"
+        home.mkdir(parents=True, exist_ok=True)
         env = {
             **self.world.environment,
-            "PILOTAGE_HOME": str(self.world.root / "of-the-server"),
-            "PREFECT_HOME": str(self.world.root / "of-the-server" / "prefect"),
+            "PILOTAGE_HOME": str(home.parent),
+            "PREFECT_HOME": str(home),
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
