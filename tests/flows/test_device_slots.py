@@ -121,7 +121,9 @@ def test_a_server_that_is_away_stops_nothing(
         return held and not is_held()
 
     assert away()
-    assert caplog.text.count("does not give the slot") == 1
+    # By their time: the handlers of other tests of the process may see a line as well.
+    said = {one.created for one in caplog.records if "does not give the slot" in one.message}
+    assert len(said) == 1
     assert taken() == 0
 
 

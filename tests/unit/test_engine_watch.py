@@ -146,7 +146,8 @@ def test_odd_labels_and_times_behind_the_number() -> None:
 
 
 def test_growth_and_samples_of_a_mock_under_load() -> None:
-    mock = MockServer(service=0.2, exponential=False)
+    # Long enough that all three are there at once on a machine with other work.
+    mock = MockServer(service=0.6, exponential=False)
     body = {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 4}
     with serving(mock) as url:
         watch = EngineWatch(f"{url}/v1/", every=0.05)
