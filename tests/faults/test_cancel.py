@@ -21,7 +21,8 @@ import pytest
 
 from tasks.engines.ports import free_port
 from tests.faults.conftest import Tell
-from tests.faults.world import RECIPE, WHOLE, World, ask_prefect, gone, until
+from tests.faults.world import RECIPE, WHOLE, World, ask_prefect, until
+from tests.processes import gone
 
 pytestmark = [pytest.mark.fault, pytest.mark.alone, pytest.mark.timeout(3600)]
 

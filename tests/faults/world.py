@@ -23,6 +23,7 @@ import psutil
 from prefect.client.base import PrefectHttpxSyncClient
 
 from registry.settings import CHECKOUT
+from tests.processes import gone
 
 RECIPE = "tests/recipes/release_tiny.yaml"
 PILOTAGE = [sys.executable, "-m", "flows.cli"]
@@ -247,13 +248,6 @@ def kill(process: psutil.Process) -> None:
     """`kill -9`, and wait until it is gone."""
     process.kill()
     assert until(lambda: gone(process), 30), process
-
-
-def gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def until(condition: Callable[[], Any], seconds: float) -> bool:

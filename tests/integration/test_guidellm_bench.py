@@ -23,6 +23,7 @@ from registry.evidence import percentile
 from tasks.engines.guidellm_bench import GuidellmBench
 from tasks.engines.load_generator import Batch, Row, Sent, Traffic
 from tests.mock_server import MockServer, serving
+from tests.processes import gone
 
 pytestmark = pytest.mark.alone
 
@@ -43,7 +44,7 @@ def bench(log: Path) -> Iterator[GuidellmBench]:
         members = [tree, *tree.children(recursive=True)]
         assert not [one for one in members if KEY in " ".join(one.cmdline())]
     assert len(members) > 1
-    assert not [one for one in members if one.is_running()], "nothing outlives it"
+    assert all(map(gone, members)), "nothing outlives it"
     assert KEY not in log.read_text(encoding="utf-8")
     assert not list(log.parent.glob("*.json")), "jobs hold prompts"
 

@@ -28,6 +28,7 @@ from tasks.engines.openai_chat import ChatRequest, Endpoint, generate
 from tasks.engines.ports import free_port
 from tasks.engines.subprocesses import run_job, wait_until
 from tasks.engines.vllm_server import VllmServer
+from tests.processes import gone
 
 pytestmark = pytest.mark.alone
 
@@ -278,9 +279,7 @@ def test_real_engine_serves_counts_and_leaves_nothing(random_llama: Path, tmp_pa
         with pytest.raises(InfrastructureError, match="ended"):
             running.check_alive()
         assert engine.is_running()
-    # What was orphaned and has ended may wait for process 1 to take note of it.
-    ended = psutil.STATUS_ZOMBIE
-    assert not any(one.is_running() and one.status() != ended for one in family)
+    assert all(map(gone, family))
 
 
 def test_real_engine_names_what_it_cannot_do(random_llama: Path, tmp_path: Path) -> None:
