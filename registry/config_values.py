@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from registry.errors import UserError
@@ -75,6 +75,19 @@ class ConfigValues:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self.error(name, f"is {str(value)[:60]!r}, no list of names")
         return value
+
+    def check_layer_types(self, types: Collection[str], known: set[str], count: int) -> None:
+        """Raises `UserError` where `layer_types` names other kinds, or too few or many layers."""
+        odd = sorted(set(types) - known)
+        if odd:
+            raise self.error(
+                "layer_types",
+                f"has {', '.join(odd)}: what such a layer keeps cannot be counted",
+                "serve this model with the engine and read its memory there",
+            )
+        if len(types) != count:
+            what = f"has {len(types)} entries, num_hidden_layers is {count}"
+            raise self.error("layer_types", what)
 
     def section(self, name: str) -> ConfigValues | None:
         """An object within; None where there is none."""

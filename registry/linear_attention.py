@@ -12,15 +12,7 @@ def full_layers(text: ConfigValues, count: int) -> list[bool]:
     if not types:
         every = text.number("full_attention_interval", 4)
         return [(index + 1) % every == 0 for index in range(count)]
-    odd = sorted(set(types) - {"full_attention", "linear_attention"})
-    if odd:
-        raise text.error(
-            "layer_types",
-            f"has {', '.join(odd)}: what such a layer keeps cannot be counted",
-            "serve this model with the engine and read its memory there",
-        )
-    if len(types) != count:
-        raise text.error("layer_types", f"has {len(types)} entries, num_hidden_layers is {count}")
+    text.check_layer_types(types, {"full_attention", "linear_attention"}, count)
     return [one == "full_attention" for one in types]
 
 

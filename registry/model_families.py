@@ -388,15 +388,7 @@ def _windows(text: ConfigValues, family: Family, count: int) -> list[int | None]
 
 
 def _typed(text: ConfigValues, types: list[str], count: int) -> list[int | None]:
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"})
-    if odd:
-        raise text.error(
-            "layer_types",
-            f"has {', '.join(odd)}: what such a layer keeps cannot be counted",
-            "serve this model with the engine and read its memory there",
-        )
-    if len(types) != count:
-        raise text.error("layer_types", f"has {len(types)} entries, num_hidden_layers is {count}")
+    text.check_layer_types(types, {"full_attention", "sliding_attention"}, count)
     window = text.number("sliding_window") if "sliding_attention" in types else 0
     return [window if one == "sliding_attention" else None for one in types]
 

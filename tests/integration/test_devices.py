@@ -21,6 +21,7 @@ from registry.store import Busy
 from tasks.devices import HELD, exclusive, is_held, lock_file
 from tasks.engines.subprocesses import wait_until
 from tasks.stages import adopt, begin_run, make, stages_of_run
+from tests.processes import gone
 
 HOLD = """
 import sys, time
@@ -203,7 +204,7 @@ def test_the_engine_of_a_killed_holder_ends_and_holds_the_device_until_then(
     assert engine.is_running(), "it refuses the polite signal for two seconds"
     limit_waiting(monkeypatch, 60)
     with exclusive("latency"):
-        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+        assert gone(engine)
 
 
 def test_a_holder_and_its_children_enter_again(

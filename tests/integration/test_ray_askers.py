@@ -26,6 +26,7 @@ from tasks.serving import RemoteTeacher
 from tasks.stages import artifact_of, begin_run
 from tasks.teacher_asking import ask_missing
 from tasks.teacher_rows import AnswerFile
+from tests.processes import gone
 from tests.unit.teacher_builders import Teacher, made_prompts, recipe_for, teaching
 
 pytestmark = pytest.mark.alone
@@ -66,13 +67,6 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def listening(processes: list[psutil.Process]) -> set[str]:
@@ -193,7 +187,7 @@ def test_kill_9_of_the_driver_costs_the_rows_in_flight_only(home: Path, short: P
         # Ray ends its processes when the one that started them is gone; two agents, which ask
         # nobody anything, try for minutes to tell it so.
         agents = [one for one in cluster if "Agent" in " ".join(_command(one))]
-        wait_until(lambda: not any(_runs(one) for one in cluster if one not in agents))
+        wait_until(lambda: all(gone(one) for one in cluster if one not in agents))
         for agent in agents:
             agent.kill()
         assert set(teacher.asked.values()) == {1}

@@ -202,6 +202,18 @@ def guards() -> list[psutil.Process]:
     ]
 
 
+def killed_with_its_guard(stubborn: Stubborn, env: dict[str, str] | None = None) -> None:
+    """An owner and the guard of its tree are killed while the tree runs."""
+    owner = owner_of(stubborn, env)
+    try:
+        stubborn.wait()
+        for guard in guards():
+            guard.kill()
+    finally:
+        owner.kill()
+        owner.wait()
+
+
 def test_a_tree_ends_with_its_killed_owner(stubborn: Stubborn) -> None:
     owner = owner_of(stubborn)
     try:
@@ -222,14 +234,7 @@ def test_a_tree_ends_with_its_killed_owner(stubborn: Stubborn) -> None:
 def test_what_a_killed_owner_and_its_killed_guard_left_the_next_run_ends(
     stubborn: Stubborn,
 ) -> None:
-    owner = owner_of(stubborn)
-    try:
-        stubborn.wait()
-        for guard in guards():
-            guard.kill()
-    finally:
-        owner.kill()
-        owner.wait()
+    killed_with_its_guard(stubborn)
     assert stubborn.alive() == ["front", "engine"], "it outlived its owner"
     with pytest.MonkeyPatch.context() as patched:
         # As where the kernel keeps a process whose device hangs.
@@ -278,14 +283,7 @@ def test_where_the_guard_was_killed_too_the_next_run_hides_the_keys_it_has_itsel
     stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says_its_keys(stubborn)
-    owner = owner_of(stubborn, KEYS)
-    try:
-        stubborn.wait()
-        for guard in guards():
-            guard.kill()
-    finally:
-        owner.kill()
-        owner.wait()
+    killed_with_its_guard(stubborn, KEYS)
     assert shows(stubborn.log) == list(KEYS.values())
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
