@@ -8,8 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from recipes.serve_rules import argument_problems, variable_problems
 from recipes.sglang_rules import sglang_problems
+from recipes.topology_rules import topology_problems
 from recipes.written import Written
 from registry.digests import canonical_json
+from registry.topology import COLOCATED, Disaggregated
 
 
 class ServeRecipe(Written):
@@ -23,6 +25,12 @@ class ServeRecipe(Written):
         description="Arguments of `vllm serve`, or of `sglang.launch_server`, by their own names.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Engine environment variables.")
+    topology: Disaggregated | None = Field(
+        default=None,
+        exclude_if=lambda topology: topology is None,
+        description="`colocated`: one engine does all. Or `kind: disaggregated` with how many "
+        "engines compute prompts (`prefill`) and how many generate (`decode`).",
+    )
 
     @field_validator("engine_args")
     @classmethod
@@ -44,3 +52,26 @@ class ServeRecipe(Written):
         if problems:
             raise ValueError("; ".join(problems))
         return env
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _colocated_has_no_description(cls, written: Any) -> Any:
+        if written == COLOCATED:
+            return None
+        if isinstance(written, str):
+            raise ValueError(f"is `{COLOCATED}`, or a mapping with `kind: disaggregated`")
+        return written
+
+    @field_validator("topology")
+    @classmethod
+    def _that_the_engine_has(
+        cls, topology: Disaggregated | None, info: ValidationInfo
+    ) -> Disaggregated | None:
+        if topology is None:
+            return None
+        if info.data.get("engine") == "sglang":
+            raise ValueError("only `engine: vllm` is served in parts")
+        problems = topology_problems(topology, info.data.get("engine_args") or {})
+        if problems:
+            raise ValueError("; ".join(problems))
+        return topology

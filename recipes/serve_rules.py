@@ -29,6 +29,7 @@ ARGUMENTS = {
         (
             *("model", "host", "port", "uds", "url", "served-model-name", "grpc", "grpc-port"),
             *("speculative-config", "spec-method", "spec-model", "spec-tokens"),
+            "kv-transfer-config",
         ),
         OURS,
     ),
@@ -65,6 +66,7 @@ _NESTED_ENDINGS = {
 
 VARIABLES = {
     **dict.fromkeys(("PATH", "HOME", "VLLM_MEDIA_CONNECTOR"), _LIBRARY),
+    **dict.fromkeys(("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"), OURS),
     "CUDA_DEVICE_ORDER": DEVICE,
     **dict.fromkeys(("VLLM_USE_MODELSCOPE", "VLLM_LOGGING_CONFIG"), FILE),
     **dict.fromkeys(("VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION"), CODE),

@@ -1,7 +1,8 @@
 """A bundle: all that a server is started from, under one digest.
 
 The digest covers the contents of target and draft (weights, quantization, tokenizer and chat
-template lie in the target's folder), the engine with its version, its arguments and environment.
+template lie in the target's folder), the engine with its version, its arguments and environment,
+and the topology where it is not one engine that does all.
 Where the folders lie does not count, nor do file times, names given for people, the order of
 keys, or where the draft and the target come from (`root`). What an argument or a variable would
 bring in from outside of all this is refused where recipes are read (`recipes/serve_rules.py`).
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from registry.digests import canonical_json, digest_of
 from registry.settings import settings
+from registry.topology import Disaggregated
 
 NAME = r"^[A-Za-z0-9_-]+$"
 """Names that stay in the store, whoever wrote them."""
@@ -61,6 +63,11 @@ class Bundle(BaseModel):
     engine_version: str
     engine_args: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
+    topology: Disaggregated | None = Field(
+        default=None,
+        exclude_if=lambda topology: topology is None,
+        description="None: one engine does all; not written then, as before there were others.",
+    )
     root: str = Field(
         default="",
         description="Digest of the merged student that target and draft come from; empty: not "
@@ -75,14 +82,15 @@ class Bundle(BaseModel):
 
     @property
     def digest(self) -> str:
-        return digest_of(
-            {
-                "target": self.target.digest,
-                "draft": self.draft.digest if self.draft else None,
-                "num_speculative_tokens": self.num_speculative_tokens,
-                "engine": self.engine,
-                "engine_version": self.engine_version,
-                "engine_args": self.engine_args,
-                "env": self.env,
-            }
-        )
+        content: dict[str, Any] = {
+            "target": self.target.digest,
+            "draft": self.draft.digest if self.draft else None,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "engine_args": self.engine_args,
+            "env": self.env,
+        }
+        if self.topology is not None:
+            content["topology"] = self.topology
+        return digest_of(content)

@@ -7,10 +7,13 @@ asks one of each per request; the KV cache goes from the first to the second ove
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from registry.digests import canonical_json
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
@@ -38,6 +41,27 @@ class Disaggregated(BaseModel):
         default_factory=dict, description="Engine arguments of the decode engines alone."
     )
 
+    @field_validator("connector", mode="before")
+    @classmethod
+    def _there_is(cls, connector: Any) -> Any:
+        if connector == "P2pNcclConnector":
+            raise ValueError("vLLM 0.32 has no P2pNcclConnector any more; write NixlConnector")
+        return connector
+
+    @field_validator("prefill_args", "decode_args")
+    @classmethod
+    def _in_one_order(cls, args: dict[str, Any]) -> dict[str, Any]:
+        # As in a bundle's `engine_args`: the digest knows no order, so there is one only.
+        try:
+            return dict(json.loads(canonical_json(args)))
+        except TypeError as error:
+            raise ValueError(f"cannot be written as JSON: {error}") from None
+
+    @property
+    def words(self) -> str:
+        """For people: how many of each, and over what."""
+        return f"disaggregated, {self.prefill} prefill + {self.decode} decode ({self.connector})"
+
     def engines(self, role: Role) -> int:
         """How many engines have this role."""
         return self.prefill if role == "prefill" else self.decode
@@ -46,3 +70,25 @@ class Disaggregated(BaseModel):
         """What an engine of this role is started with: the shared arguments, then its own."""
         own = self.prefill_args if role == "prefill" else self.decode_args
         return {**engine_args, **own}
+
+
+def topology_words(topology: Disaggregated | None) -> str:
+    """The arrangement in words; None is the one that has no description."""
+    return COLOCATED if topology is None else topology.words
+
+
+def transfer_config(topology: Disaggregated, role: Role, buffer: str | None = None) -> str:
+    """vLLM's JSON for `--kv-transfer-config` of an engine of this role.
+
+    buffer: `cpu` where the cache lies in the machine's memory; None leaves it where the engine
+    computes. What cannot be fetched fails the request (vLLM 0.32's own default, said here): a
+    prompt that is computed again without a word would hide that nothing is transferred.
+    """
+    config = {
+        "kv_connector": topology.connector,
+        "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
+        "kv_load_failure_policy": "fail",
+    }
+    if buffer is not None:
+        config["kv_buffer_device"] = buffer
+    return json.dumps(config)

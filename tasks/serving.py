@@ -67,6 +67,8 @@ def bundle_config(serve: ServeRecipe, speculative_tokens: int | None) -> dict[st
     }
     if serve.engine == "sglang":
         config["engine_version"] = sglang_version()
+    if serve.topology is not None:
+        config["topology"] = serve.topology.model_dump(mode="json")
     return config
 
 

@@ -64,7 +64,8 @@ def stage(
     if source == "vllm":
         if serve is None:
             raise UserError.at("draft: states", "vllm needs the serve recipe of a candidate")
-        config["serve"] = serve
+        # One server gives the states, however the bundle will be served.
+        config["serve"] = {name: value for name, value in serve.items() if name != "topology"}
         names |= engine_tools()
     inputs = {}
     if recipe.init_from is not None:

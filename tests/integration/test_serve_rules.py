@@ -34,7 +34,7 @@ LOOKED_AT = {
     *("additional-config", "attention-config", "aux-output-config", "compilation-config"),
     *("diffusion-config", "ec-manager-config", "ec-transfer-config", "engram-config"),
     *("eplb-config", "fault-tolerance-config", "generation-config", "kernel-config"),
-    *("kv-events-config", "kv-transfer-config", "model-loader-extra-config", "pooler-config"),
+    *("kv-events-config", "model-loader-extra-config", "pooler-config"),
     *("override-generation-config", "profiler-config", "quantization-config"),
     *("reasoning-config", "structured-outputs-config", "watermark-config"),
     *("chat-template-content-format", "default-chat-template-kwargs", "max-model-len"),
