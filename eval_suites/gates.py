@@ -35,7 +35,7 @@ from eval_suites.power import minimum_detectable, needed_items
 from eval_suites.questions import (
     FEWEST_CLUSTERS,
     Question,
-    estimates_of,
+    estimates_of_each,
     latency_questions,
     questions_of,
     table_of,
@@ -125,7 +125,7 @@ def judge_all(
     Never raises for what the evidence holds: every defect is a result with its reason.
     """
     judging = Judging(policy, references, repeated, today or datetime.now(UTC).date())
-    cases = {name: _cases(judging, evidence) for name, evidence in candidates.items()}
+    cases = dict(zip(candidates, _cases(judging, list(candidates.values())), strict=True))
     relative = [_relative_p(of_one) for of_one in cases.values()]
     absent = [math.inf] * (planned - len(relative))
     shares = holm_shares([*relative, *absent])
@@ -146,11 +146,14 @@ def _relative_p(cases: Sequence[_Case]) -> float:
 # -- before the levels are known -------------------------------------------------------------
 
 
-def _cases(judging: Judging, candidate: CandidateEvidence) -> list[_Case]:
-    """Every rule of one candidate; the bootstraps of all gates share their draws."""
-    cases = [_case(judging, rule, candidate) for rule in judging.policy.gates]
-    estimates = iter(estimates_of([one for case in cases for one in case.questions]))
-    return [replace(case, estimates=[next(estimates) for _ in case.questions]) for case in cases]
+def _cases(judging: Judging, candidates: Sequence[CandidateEvidence]) -> list[list[_Case]]:
+    """Every rule of each candidate; the bootstraps of all gates share their draws."""
+    found = [[_case(judging, rule, one) for rule in judging.policy.gates] for one in candidates]
+    asked = [[question for case in cases for question in case.questions] for cases in found]
+    return [
+        [replace(case, estimates=[next(answers) for _ in case.questions]) for case in cases]
+        for cases, answers in zip(found, map(iter, estimates_of_each(asked)), strict=True)
+    ]
 
 
 def _case(judging: Judging, rule: GateRule, candidate: CandidateEvidence) -> _Case:

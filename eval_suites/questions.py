@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -278,22 +278,38 @@ def _is_same(
 
 def estimates_of(questions: Sequence[Question]) -> list[Estimate]:
     """One estimate per question; those that need a bootstrap of one design share its draws."""
-    found: dict[int, Estimate] = {}
-    by_design: dict[tuple[str | None, ...], list[int]] = {}
-    for index, question in enumerate(questions):
-        simple = _closed_form(question)
-        if simple is not None:
-            found[index] = simple
-        else:
-            by_design.setdefault(question.design, []).append(index)
-    for places in by_design.values():
-        found |= dict(zip(places, _bootstrapped([questions[i] for i in places]), strict=True))
-    return [found[index] for index in range(len(questions))]
+    return estimates_of_each([questions])[0]
+
+
+def estimates_of_each(asked: Sequence[Sequence[Question]]) -> list[list[Estimate]]:
+    """The same for the questions of several candidates: whoever resamples alike shares draws."""
+    found: dict[tuple[int, int], Estimate] = {}
+    by_design: dict[tuple[int, tuple[str | None, ...]], list[int]] = {}
+    for who, questions in enumerate(asked):
+        for index, question in enumerate(questions):
+            simple = _closed_form(question)
+            if simple is not None:
+                found[who, index] = simple
+            else:
+                by_design.setdefault((who, question.design), []).append(index)
+    groups = [[asked[who][index] for index in places] for (who, _), places in by_design.items()]
+    for ((who, _), places), estimates in zip(by_design.items(), _bootstrapped(groups), strict=True):
+        found |= {(who, index): one for index, one in zip(places, estimates, strict=True)}
+    return [
+        [found[who, index] for index in range(len(questions))]
+        for who, questions in enumerate(asked)
+    ]
 
 
 def noise_of(first: Array, second: Array, error: float = 0.05) -> float:
     """The largest difference that two runs of one bundle leave possible, one-sided 95 %."""
-    question = Question("difference", 0.0, 1, first, second)
+    return _noise(first.tobytes(), second.tobytes(), error)
+
+
+@lru_cache(maxsize=64)
+def _noise(first: bytes, second: bytes, error: float) -> float:
+    # Kept, because every candidate of a release asks for that of the same two runs.
+    question = Question("difference", 0.0, 1, np.frombuffer(first), np.frombuffer(second))
     (estimate,) = estimates_of([question])
     return max(abs(estimate.lower(error)), abs(estimate.upper(error)))
 
@@ -330,25 +346,39 @@ def right_score(candidate: Array, reference: Array | None) -> float | None:
     return float(other[0]) if len(other) == 1 and other[0] > 0 else None
 
 
-def _bootstrapped(questions: Sequence[Question]) -> list[Estimate]:
-    one = questions[0]
-    resampling = Resampling(one.n, one.strata, one.clusters)
+def _bootstrapped(groups: Sequence[Sequence[Question]]) -> list[list[Estimate]]:
+    """Estimates of groups of questions, each group of one design."""
+    designs = [Resampling(one.n, one.strata, one.clusters) for one, *_ in groups]
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, resampling in enumerate(designs):
+        alike.setdefault(resampling.design, []).append(place)
+    named = [_scores_and_pairs(group) for group in groups]
+    found: dict[int, list[Estimate]] = {}
+    for places in alike.values():
+        resampling = designs[places[0]]
+        asked = [(named[place][0], list(dict.fromkeys(named[place][1]))) for place in places]
+        for place, means in zip(places, resampling.means_of_each(asked), strict=True):
+            found[place] = [
+                Bootstrap(
+                    question.scale,
+                    Scores.of(question.candidate, question.reference, resampling),
+                    *means[pair],
+                    resampling.described,
+                )
+                for question, pair in zip(groups[place], named[place][1], strict=True)
+            ]
+    return [found[place] for place in range(len(groups))]
+
+
+def _scores_and_pairs(questions: Sequence[Question]) -> tuple[dict[str, Array], list[Pair]]:
+    """The scores of questions by name, and of each question the names of its own."""
     scores: dict[str, Array] = {}
     pairs: list[Pair] = []
     for question in questions:
         own = _named(scores, question.candidate)
         other = None if question.reference is None else _named(scores, question.reference)
         pairs.append((own, other))
-    means = resampling.means(scores, list(dict.fromkeys(pairs)))
-    return [
-        Bootstrap(
-            question.scale,
-            Scores.of(question.candidate, question.reference, resampling),
-            *means[pair],
-            resampling.described,
-        )
-        for question, pair in zip(questions, pairs, strict=True)
-    ]
+    return scores, pairs
 
 
 def _named(scores: dict[str, Array], wanted: Array) -> str:

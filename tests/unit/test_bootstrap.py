@@ -18,6 +18,7 @@ from eval_suites.bootstrap import (
     Means,
     Resampling,
     Scores,
+    _counts,
 )
 from eval_suites.power import minimum_detectable, needed_items
 
@@ -186,6 +187,46 @@ def test_what_is_asked_together_changes_no_number():
     for one, another in zip(alone, among, strict=True):
         for name in vars(one):
             assert np.allclose(getattr(one, name), getattr(another, name), rtol=1e-10, atol=1e-18)
+
+
+def test_candidates_that_share_draws_have_the_numbers_that_they_have_alone():
+    asked = []
+    for seed, pairs in ((17, [("c", "r"), ("c", None)]), (18, [("c", "r")]), (19, [("r", None)])):
+        candidate, reference = pair_of(130, seed=seed)
+        asked.append(({"c": candidate, "r": reference}, pairs))
+    resampling = Resampling(130, np.repeat(["a", "b"], 65), np.repeat(np.arange(26), 5), 700)
+    together = resampling.means_of_each(asked)
+    for (scores, pairs), found in zip(asked, together, strict=True):
+        alone = resampling.means(scores, pairs)
+        assert alone.keys() == found.keys()
+        for pair in pairs:
+            for one, another in zip(alone[pair], found[pair], strict=True):
+                for name in vars(one):
+                    assert np.array_equal(getattr(one, name), getattr(another, name))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (5, 1), (700, 3), (150, 601), (2, 40_000)])
+def test_replicates_counted_in_blocks_are_those_drawn_one_by_one(rows, size):
+    one, other = RNG(3), RNG(3)
+    expected = [np.bincount(other.integers(0, size, size), minlength=size) for _ in range(rows)]
+    assert np.array_equal(_counts(one, rows, size), expected)
+    assert one.integers(0, 1 << 40) == other.integers(0, 1 << 40)
+
+
+def test_designs_are_equal_where_draws_are():
+    strata = np.repeat(["a", "b"], 60)
+    design = Resampling(120, strata).design
+    assert design == Resampling(120, np.repeat(["x", "y"], 60)).design
+    clusters = np.repeat(np.arange(30), 4)
+    for other in (
+        Resampling(120),
+        Resampling(120, strata[::-1].copy()[np.r_[0, 60:119, 1:60, 119]]),
+        Resampling(120, strata, clusters),
+        Resampling(120, strata, replicates=7),
+        Resampling(120, strata, seed=7),
+        Resampling(121, np.append(strata, "b")),
+    ):
+        assert design != other.design
 
 
 def test_the_same_scores_give_the_same_numbers_again():
