@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.format_support import ENGINE, kv_problem, support_of
+from registry.format_support import ENGINE, kv_problem, method_problem, support_of
 from registry.kv_cache import MAX_BATCHED_TOKENS, kv_dtype_of, kv_tokens
 from registry.machines import GIB, Machine
 from registry.memory_floor import FORMATS, MemoryFloor, Parts, floor_of
@@ -36,6 +36,7 @@ CPU_BLOCK, BLOCK = 128, 16
 
 NO_MEMORY = frozenset(
     (
+        "allow-deprecated-quantization",
         "enforce-eager",
         "distributed-executor-backend",
         "disable-uvicorn-access-log",
@@ -339,6 +340,8 @@ def _kernel_problem(
     known = version.startswith(f"{ENGINE}.") and machine.capability is not None
     if machine.is_cpu or not known or shape.active_parameters != shape.parameters:
         return ""
+    if problem := method_problem(shape.quantization, machine):
+        return f"no kernel on {machine.title}: {problem}"
     if shape.quantization is not None:
         support = support_of(shape.quantization.format.name, machine)
     else:

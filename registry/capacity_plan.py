@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from registry.errors import UserError
-from registry.format_support import Support, kv_problem, support_of
+from registry.format_support import Support, kv_problem, method_problem, support_of
 from registry.kv_cache import kv_dtype_of
 from registry.machines import GIB, Machine
 from registry.memory_floor import MemoryFloor, floor_of, largest_concurrency, named_format
@@ -46,7 +46,8 @@ def plan(
                 # Where bfloat16 is missing, the same weights in float16 are the baseline.
                 asked = name = support.instead
                 support = support_of(name, machine)
-            problem = _kv_problem(model.shape, wish, asked, machine)
+            own = model.shape.quantization if asked == "auto" else None
+            problem = method_problem(own, machine) or _kv_problem(model.shape, wish, asked, machine)
             if problem:
                 ruled.append(RuledOut(machine, name, f"INFEASIBLE on {machine.title}: {problem}"))
                 continue
@@ -174,6 +175,9 @@ def _one(
     peak = math.ceil((demand.peak or demand.concurrency) / replicas)
     sequences = max(share, min(most, peak))
     notes = [support.note] if support.note else []
+    args = engine_args(machine, support, demand, wish, tp, sequences, floor, kv_dtype, name)
+    if asked == "auto" and shape.quantization is not None and shape.quantization.deprecated:
+        args["allow-deprecated-quantization"] = True
     if not own and name not in ("bf16", "fp16", "fp32"):
         notes.append(f"needs a checkpoint in {name}, which this one is not")
     return Fit(
@@ -184,9 +188,7 @@ def _one(
         kv_dtype=kv_dtype,
         floor=floor,
         max_concurrency=most,
-        engine_args=engine_args(
-            machine, support, demand, wish, tp, sequences, floor, kv_dtype, name
-        ),
+        engine_args=args,
         replicas=replicas,
         machines=_machines(machine, tp * wish.pp, replicas),
         estimate=found,

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from registry.machines import Machine
-from registry.weight_formats import FORMATS, WeightFormat
-
-ENGINE = "0.32"
+from registry.weight_formats import ENGINE, FORMATS, Quantization, WeightFormat
 
 Unit = Literal["fp32", "fp16", "bf16", "fp8", "int8", "fp4"]
 
@@ -59,6 +57,18 @@ def support_of(format: str, machine: Machine) -> Support:
         # Quantized or not, the rest of the model is in 16 bit, and bf16 is missing.
         return Support(found.unit, found.kernel, note=found.note, dtype="float16")
     return found
+
+
+def method_problem(quantization: Quantization | None, machine: Machine) -> str:
+    """Why the engine does not load a checkpoint's own quantization there; empty where it does.
+
+    Its configuration asks for a capability (`get_min_capability`) before any kernel is looked for.
+    """
+    if quantization is None or machine.capability is None:
+        return ""
+    if machine.capability >= quantization.oldest:
+        return ""
+    return _refused(machine.capability, quantization.name, quantization.oldest).reason
 
 
 def kv_problem(kv_dtype: str, machine: Machine, *, mla: bool, head_dim: int) -> str:
@@ -113,11 +123,19 @@ def _on_gpu(known: WeightFormat, capability: tuple[int, int]) -> Support:
                 instead="fp8_dynamic",
             )
         return Support("int8", "CUTLASS")
+    if name == "mxfp8":
+        if capability < AMPERE:
+            return _refused(capability, "mxfp8", AMPERE)
+        if capability >= BLACKWELL:
+            return Support("fp8", "FlashInfer")
+        return Support(sixteen, "Marlin", note="FP8 weights alone; products are in 16 bit")
     if name in ("nvfp4", "mxfp4"):
         if capability >= BLACKWELL:
             return Support("fp4", "FlashInfer or CUTLASS")
         if name == "mxfp4" and capability < AMPERE:
             return _refused(capability, "mxfp4", AMPERE)
+        return Support(sixteen, "Marlin", note="FP4 weights alone; products are in 16 bit")
+    if name == "nvfp4_a16":
         return Support(sixteen, "Marlin", note="FP4 weights alone; products are in 16 bit")
     # Integer weights that are widened in registers.
     return Support(sixteen, "Machete" if capability == HOPPER else "Marlin")

@@ -16,12 +16,27 @@ from registry.model_families import FAMILIES, Family, layers_of
 from registry.quantization_configs import quantization_of
 from registry.shape_parts import Attention, LayerShape, ModelShape, Weight
 from registry.vision_shapes import vision_weights
+from registry.weight_formats import ENGINE
 
 __all__ = ["Attention", "LayerShape", "ModelShape", "Weight", "shape_of"]
 
-_OWN_SCALE = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "default")
-"""Kinds of RoPE that leave `max_position_embeddings` at the length after scaling, as vLLM 0.32
-reads them (`_get_and_verify_max_len`); the others multiply it by their factor."""
+LENGTHENED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of RoPE whose `max_position_embeddings` is the length after scaling, as vLLM 0.32 reads
+them (`_get_and_verify_max_len`); with the others it is multiplied by their factor, if there is
+one."""
+
+ROPE_KINDS = (
+    *LENGTHENED[1:],
+    *("default", "linear", "dynamic", "ntk", "proportional", "mllama4", "openpangu"),
+    "bailing_mrope",
+)
+"""All that `get_rope` of vLLM 0.32 knows; any other is an error there."""
+
+OLDER_KINDS = {"su": "longrope", "mrope": "default", "telechat3-yarn": "yarn"}
+"""Names that it reads as others (`patch_legacy_rope_type`)."""
+
+ANSWERS = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+"""How the architectures end that vLLM generates with (`_SUFFIX_TO_DEFAULTS`)."""
 
 _DTYPES = ("bfloat16", "float16")
 
@@ -48,6 +63,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     if family.defaults:
         given = {key: value for key, value in text.values.items() if value is not None}
         text = ConfigValues({**family.defaults, **given}, text.where)
+    _check_answers(top)
     seen = vision_weights(top, model_type, text.number("hidden_size"))
     hidden, vocab = text.number("hidden_size"), text.number("vocab_size")
     tied = _tied(top, text, family)
@@ -69,21 +85,54 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
+def _check_answers(top: ConfigValues) -> None:
+    """Raises `UserError` for a model that classifies or embeds.
+
+    It has another head, and vLLM keeps no cache of answers for it.
+    """
+    for name in top.strings("architectures"):
+        if not name.endswith(ANSWERS):
+            raise top.error(
+                "architectures",
+                f"is {name[:80]!r}: it gives classes, scores or vectors, and what is counted here "
+                "are models that write answers",
+                f"plan a model whose architecture ends with {' or '.join(ANSWERS[:2])}",
+            )
+
+
 def max_len_of(text: ConfigValues, model_type: str) -> int:
-    """Tokens of context that the model was trained for, RoPE scaling understood."""
+    """Tokens of context that the model was trained for, RoPE scaling understood.
+
+    Raises `UserError` for a kind of RoPE that vLLM would refuse.
+    """
     length = text.number("max_position_embeddings")
-    rope = text.section("rope_scaling") or text.section("rope_parameters")
-    if rope is None or "gemma3" in model_type:
+    written = text.section("rope_scaling") or text.section("rope_parameters")
+    if written is None or "gemma3" in model_type:
         # Gemma 3 writes the length after scaling beside `linear`.
         return length
-    kind = rope.text("rope_type") or rope.text("type", "default")
-    if kind in _OWN_SCALE or rope.values.get("factor") is None:
-        return length
-    factor = rope.values["factor"]
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not 1 <= factor < LARGEST:
-        raise rope.error("factor", f"is {str(factor)[:60]!r}, no number of at least 1")
-    return int(length * factor)
+    scale: float = 1
+    for rope in _ropes(written):
+        kind = rope.text("rope_type") or rope.text("type", "default")
+        kind = OLDER_KINDS.get(kind, kind)
+        if kind not in ROPE_KINDS:
+            what = f"is {kind[:60]!r}, which vLLM {ENGINE} does not know"
+            raise rope.error("rope_type", what, f"one of {', '.join(ROPE_KINDS)}")
+        factor = rope.values.get("factor")
+        if kind in LENGTHENED or factor is None:
+            continue
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not number or not 1 <= factor < LARGEST:
+            raise rope.error("factor", f"is {str(factor)[:60]!r}, no number of at least 1")
+        scale = factor
+    return int(length * scale)
+
+
+def _ropes(written: ConfigValues) -> list[ConfigValues]:
+    """One, or one for each kind of layer (`iter_rope_parameters`)."""
+    each = [written.section(name) for name, one in written.values.items() if isinstance(one, dict)]
+    if not each or any(isinstance(one, str) for one in written.values.values()):
+        return [written]
+    return [rope for rope in each if rope is not None]
 
 
 def dtype_of(top: ConfigValues, text: ConfigValues) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+ENGINE = "0.32"
+"""The vLLM that all of this was read from."""
+
 GROUPS = (128, 64, 32, 16)
 """What `group_size: auto` of a quantize recipe chooses among: the largest that divides."""
 
@@ -26,8 +29,8 @@ class WeightFormat:
 
     `activation_bits` and `floating` say what is multiplied, which decides the kernel.
     `scale_bits` is the width of one scale, `group` the columns (for `block` rows too) that share
-    one, `zero_bits` the width of a zero point beside it, `matrix_bytes` what each matrix has once,
-    `index_bytes` what each input column has. `kv_dtype`: of the KV cache, where it comes along.
+    one, `zero_bits` the width of a zero point beside it, `matrix_bytes` what each matrix has once.
+    `kv_dtype`: of the KV cache, where it comes along.
     """
 
     name: str
@@ -39,13 +42,11 @@ class WeightFormat:
     group: int = 0
     zero_bits: int = 0
     matrix_bytes: int = 0
-    index_bytes: int = 0
     kv_dtype: str = "auto"
 
     def matrix(self, rows: int, columns: int) -> int:
         """Bytes of one matrix, its scales and zero points included."""
         values = ceil(rows * columns * self.weight_bits / 8)
-        more = self.matrix_bytes + self.index_bytes * columns
         if self.scales == "none":
             return values
         if self.scales == "tensor":
@@ -56,7 +57,7 @@ class WeightFormat:
             scales = rows * ceil(columns / self.group)
         else:
             scales = ceil(rows / self.group) * ceil(columns / self.group)
-        return values + ceil(scales * (self.scale_bits + self.zero_bits) / 8) + more
+        return values + ceil(scales * (self.scale_bits + self.zero_bits) / 8) + self.matrix_bytes
 
     def fitted(self, columns: Iterable[int]) -> WeightFormat:
         """With the group that `group_size: auto` gives where these are the matrices' widths.
@@ -95,14 +96,20 @@ _ALL = (
     _INT4,
     replace(_INT4, name="w4a16_gptq"),
     replace(_INT4, name="w4a16_awq"),
-    # AutoAWQ and AutoGPTQ write zero points; the latter the group of each column too.
+    # AutoAWQ and AutoGPTQ write zero points. vLLM keeps the former's; of the latter's, which are
+    # all alike (`sym`), it keeps none, nor the group of each column.
     replace(_INT4, name="awq", zero_bits=4, matrix_bytes=0),
-    replace(_INT4, name="gptq", zero_bits=4, matrix_bytes=0, index_bytes=4),
+    replace(_INT4, name="gptq", matrix_bytes=0),
     # A float8 scale for each group of 16, two float32 for the matrix.
     WeightFormat(
         "nvfp4", 4, 4, floating=True, scales="group", scale_bits=8, group=16, matrix_bytes=8
     ),
+    # The same with inputs in 16 bit: one scale less of the matrix.
+    WeightFormat(
+        "nvfp4_a16", 4, floating=True, scales="group", scale_bits=8, group=16, matrix_bytes=4
+    ),
     WeightFormat("mxfp4", 4, 4, floating=True, scales="group", scale_bits=8, group=32),
+    WeightFormat("mxfp8", 8, 8, floating=True, scales="group", scale_bits=8, group=32),
 )
 
 _SYNONYMS = {
@@ -117,6 +124,7 @@ _SYNONYMS = {
     "w8a8": "w8a8_int8",
     "int4": "w4a16",
     "w4a16_int4": "w4a16",
+    "nvfp4a16": "nvfp4_a16",
     "autoawq": "awq",
     "autogptq": "gptq",
 }
@@ -133,13 +141,16 @@ class Quantization:
 
     `groups`: module patterns and the format of what they match, the first that matches counts.
     A pattern is `Linear` (all), `re:` and a regular expression, or (a part of) a name; `ignore`
-    holds such patterns too.
+    holds such patterns too. `oldest`: the compute capability that vLLM asks for before it looks
+    for a kernel. `deprecated`: it loads the method only with `--allow-deprecated-quantization`.
     """
 
     name: str
     groups: tuple[tuple[tuple[str, ...], WeightFormat], ...]
     ignore: tuple[str, ...] = ()
     kv_dtype: str = "auto"
+    oldest: tuple[int, int] = (7, 5)
+    deprecated: bool = False
 
     @property
     def format(self) -> WeightFormat:

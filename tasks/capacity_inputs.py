@@ -17,7 +17,7 @@ from eval_suites.traffic import TrafficProfile
 from recipes import loader
 from recipes.loader import short_name
 from recipes.schema import HardwareRecipe
-from registry.checkpoint_weights import weights_of_checkpoint
+from registry.checkpoint_weights import config_of, gguf_error, weights_of_checkpoint
 from registry.errors import Problem, UserError
 from registry.json_files import json_object
 from registry.machines import GIB, Machine
@@ -61,6 +61,8 @@ def _draft(path: Path | None) -> ModelShape | None:
 
 def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
     """The shape, and the bytes that an engine keeps of the folder's tensors, if it has any."""
+    if path.suffix == ".gguf":
+        raise gguf_error(path)
     config = path / "config.json" if path.is_dir() else path
     if not config.is_file():
         if (path / "adapter_config.json").is_file():
@@ -70,10 +72,11 @@ def _shape_and_size(path: Path) -> tuple[ModelShape, int | None]:
             path, what, "name a model's folder, its config.json, or a bundle as MODEL@ALIAS"
         )
     try:
-        content = json_object(config)
+        content = config_of(path) if path.is_dir() else json_object(config)
     except UserError as error:
-        remedy = "take the config.json that came with the model"
-        raise UserError.at(config, error.problems[0].what, remedy) from None
+        problem = error.problems[0]
+        remedy = f"take the {Path(problem.where).name} that came with the model"
+        raise UserError.at(problem.where, problem.what, remedy) from None
     shape = shape_of(content, str(config))
     if not path.is_dir():
         return shape, None

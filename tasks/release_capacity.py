@@ -19,6 +19,7 @@ from recipes import loader
 from recipes.schema import PathModel
 from registry.bundle import Bundle
 from registry.candidate_memory import MemoryPlan, memory_plan, not_planned
+from registry.checkpoint_weights import CONFIG, config_of
 from registry.errors import UserError
 from registry.json_files import json_object
 from registry.machines import Machine
@@ -34,7 +35,6 @@ from tasks.stages import store
 HERE = "this machine"
 VLLM = "vllm"
 """The engine whose blocks and kernels are known here."""
-CONFIG = "config.json"
 
 _MIB = 1 << 20
 
@@ -103,8 +103,7 @@ def plan_of_bundle(bundle: Bundle, hardware_name: str) -> MemoryPlan:
 
 
 def _shape(folder: Path) -> ModelShape:
-    path = folder / CONFIG
-    return shape_of(json_object(path), str(path))
+    return shape_of(config_of(folder), str(folder / CONFIG))
 
 
 def _unread(name: str, error: UserError) -> MemoryPlan:

@@ -32,6 +32,7 @@ from vllm.platforms.cuda import CudaPlatformBase
 from vllm import _custom_ops as ops
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.layers.quantization.compressed_tensors import schemes
+from vllm.model_executor.layers.quantization import fbgemm_fp8, modelopt
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.utils import marlin_utils
@@ -62,6 +63,8 @@ def on(capability):
     cutlass.CUTLASS_BLOCK_FP8_SUPPORTED = w8a8_utils.cutlass_block_fp8_supported()
     # FlashInfer is in the CUDA environment only.
     from vllm.model_executor.kernels.linear.mxfp4 import flashinfer
+    flashinfer.has_flashinfer_cutedsl = lambda: True
+    from vllm.model_executor.kernels.linear.mxfp8 import flashinfer
     flashinfer.has_flashinfer_cutedsl = lambda: True
 
 def first(kernels, capability):
@@ -103,6 +106,7 @@ for capability in asked["capabilities"]:
         "int8": first(linear._POSSIBLE_INT8_KERNELS, capability),
         "nvfp4": first(linear._POSSIBLE_NVFP4_KERNELS, capability),
         "mxfp4": first(linear._POSSIBLE_MXFP4_KERNELS, capability),
+        "mxfp8": first(linear._POSSIBLE_MXFP8_KERNELS, capability),
         "w4a16": mixed(capability), "w8a16": mixed(capability, scalar_types.uint8b128),
     }
 answer["minimum"] = {
@@ -113,6 +117,10 @@ answer["minimum"] = {
     "nvfp4": schemes.CompressedTensorsW4A4Fp4.get_min_capability(),
     "mxfp4": schemes.CompressedTensorsW4A4Mxfp4.get_min_capability(),
     "awq": AutoAWQConfig.get_min_capability(), "gptq": AutoGPTQConfig.get_min_capability(),
+    "modelopt": modelopt.ModelOptFp8Config.get_min_capability(),
+    "modelopt_fp4": modelopt.ModelOptNvFp4Config.get_min_capability(),
+    "modelopt_mxfp8": modelopt.ModelOptMxFp8Config.get_min_capability(),
+    "fbgemm_fp8": fbgemm_fp8.FBGEMMFp8Config.get_min_capability(),
 }
 # What an FP8 KV cache needs: said in words by the one backend, in lists by the others.
 import importlib.machinery, inspect
@@ -187,6 +195,7 @@ UNITS = {
     "CutlassInt8ScaledMMLinearKernel": "int8",
     "CutlassNvFp4LinearKernel": "fp4",
     "FlashInferMxFp4LinearKernel": "fp4",
+    "FlashInferCutedslMxfp8LinearKernel": "fp8",
 }
 """What a kernel multiplies; the Marlin ones widen the weights to 16 bit."""
 
@@ -197,6 +206,7 @@ ASKED = {
     "w8a8_int8": "int8",
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
 }
 
 
@@ -215,6 +225,9 @@ def test_kernels_are_those_that_the_engine_takes(
     if format == "mxfp4" and capability < (8, 0):
         # The scheme is refused before a kernel is looked for.
         assert engine["minimum"]["mxfp4"] == 80 and found.unit is None
+        return
+    if format == "mxfp8" and capability < (8, 0):
+        assert engine["minimum"]["modelopt_mxfp8"] == 80 and found.unit is None
         return
     assert found.unit == UNITS.get(kernel, sixteen), (kernel, found)
     assert ("Marlin" in kernel) == (found.kernel == "Marlin")
@@ -241,7 +254,8 @@ def test_sixteen_bit_and_integer_weights(
 def test_least_capabilities(engine: dict[str, Any]) -> None:
     least = engine["minimum"]
     assert least == {"fp8": 89, "fp8_weights": 75, "int8": 75, "wNa16": 75, "nvfp4": 75,
-                     "mxfp4": 80, "awq": 75, "gptq": 60}  # fmt: skip
+                     "mxfp4": 80, "awq": 75, "gptq": 60, "modelopt": 80, "modelopt_fp4": 75,
+                     "modelopt_mxfp8": 80, "fbgemm_fp8": 80}  # fmt: skip
 
 
 def test_an_fp8_kv_cache(engine: dict[str, Any]) -> None:

@@ -135,6 +135,20 @@ def test_gemma_3_as_published_leaves_out_what_its_class_knows() -> None:
         ({"type": "dynamic", "factor": 4}, 16_384),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        ({"rope_type": "telechat3-yarn", "factor": 8.0}, 4096),
+        ({"rope_type": "deepseek_llama_scaling", "factor": 8.0}, 4096),
+        ({"type": "mrope", "mrope_section": [8, 4, 4]}, 4096),
+        # vLLM multiplies by whatever factor stands there.
+        ({"rope_type": "default", "factor": 2.0}, 8192),
+        ({"rope_type": "dynamic", "alpha": 1000.0}, 4096),
+        # One for each kind of layer.
+        (
+            {
+                "full_attention": {"rope_type": "linear", "factor": 4.0},
+                "sliding_attention": {"rope_type": "default"},
+            },
+            16_384,
+        ),
     ],
 )
 def test_trained_length_as_vllm_reads_it(rope: Any, length: int) -> None:
@@ -178,7 +192,11 @@ def test_a_draft_by_hand() -> None:
         ({"layer_types": ["full_attention", "linear_attention"] * 2}, "has linear_attention"),
         ({"torch_dtype": "int4"}, "torch_dtype: is 'int4'"),
         ({"vision_config": {"hidden_size": 8}}, "vision_config: is given beside llama"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "is 'bitsandbytes'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "is 'bitsandbytes': vLLM 0.32"),
+        ({"rope_scaling": {"rope_type": "odd", "factor": 2}}, "rope_type: is 'odd', which vLLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "gives classes, scores or vectors"),
+        ({"architectures": ["Qwen2ForRewardModel"]}, "architectures: is 'Qwen2ForRewardModel'"),
+        ({"architectures": ["LlamaModel"]}, "architectures: is 'LlamaModel'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor: is '2'"),
         ({"num_hidden_layers": 10**9}, "no model has more than 4096"),
         ({"rope_scaling": 8}, "rope_scaling: is '8', not an object"),

@@ -37,11 +37,13 @@ def test_every_preset_of_the_project_has_its_format() -> None:
         ("fp8_block", 256 * 512 + 4 * 2 * 4),
         ("w8a8_int8", 256 * 512 + 4 * 256),
         ("w4a16", 128 * 512 + 2 * 256 * 4 + 16),
-        # 4 bits of zero point for each scale; 4 bytes for each column.
+        # 4 bits of zero point for each scale; of GPTQ's, all alike, none is kept.
         ("awq", 128 * 512 + 256 * 4 * 20 // 8),
-        ("gptq", 128 * 512 + 256 * 4 * 20 // 8 + 4 * 512),
+        ("gptq", 128 * 512 + 256 * 4 * 2),
         ("nvfp4", 128 * 512 + 256 * 32 + 8),
+        ("nvfp4_a16", 128 * 512 + 256 * 32 + 4),
         ("mxfp4", 128 * 512 + 256 * 16),
+        ("mxfp8", 256 * 512 + 256 * 16),
     ],
 )
 def test_bytes_of_a_matrix(name: str, size: int) -> None:
