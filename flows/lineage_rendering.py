@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from registry.report_numbers import NONE, gate_value, rate, short_ms
+from registry.topology import ROLES, Disaggregated
 
 MOST_IDS = 5
 _UP_TO = 34
@@ -49,6 +50,7 @@ def _why_lines(document: Mapping[str, Any]) -> Iterator[str]:
     if serving is not None:
         yield "served with"
         yield f"  {serving['engine']}  {_settings(serving['engine_args'])}"
+        yield from topology_lines(serving["topology"])
         if serving["draft"]:
             yield (
                 f"  draft {serving['draft'][:12]}, {serving['num_speculative_tokens']} "
@@ -61,6 +63,17 @@ def _why_lines(document: Mapping[str, Any]) -> Iterator[str]:
         for value, kinds in found.items():
             of = "" if len(found) == 1 else f"  ({', '.join(dict.fromkeys(kinds))})"
             yield f"{name:9} {value}{of}"
+
+
+def topology_lines(topology: Mapping[str, Any] | str) -> Iterator[str]:
+    """Nothing where one engine does all."""
+    if isinstance(topology, str):
+        return
+    found = Disaggregated.model_validate(topology)
+    yield f"  {found.words}"
+    for role in ROLES:
+        if own := found.own(role):
+            yield f"    {role} alone: {_settings(own)}"
 
 
 def _moved(moved: Mapping[str, Any] | None) -> Iterator[str]:

@@ -28,7 +28,7 @@ def topology_problems(topology: Disaggregated, engine_args: Mapping[str, Any]) -
     """What is wrong with it beside these shared arguments: `WHERE: NAME: reason` each. Pure."""
     problems = []
     for role in ROLES:
-        own = topology.prefill_args if role == "prefill" else topology.decode_args
+        own = topology.own(role)
         where = f"{role}_args"
         problems += [f"{where}: {one}" for one in argument_problems(own)]
         problems += [

@@ -23,7 +23,7 @@ MOST_NODES = 60
 _SHAPES = {"bundle": "box3d", "prompts": "folder", "teacher_data": "folder", "alias": "cds",
            "version": "tab", "more": "plaintext"}  # fmt: skip
 _SHOWN: dict[str, tuple[str, ...]] = {
-    "bundle": ("engine", "num_speculative_tokens"),
+    "bundle": ("engine", "num_speculative_tokens", "topology"),
     "prompts": ("made.prompts.train", "made.prompts.calibration", "made.prompts.draft",
                 "made.prompts.eval"),
     "teacher_data": ("engine.served_model", "made.asked", "made.answers.accepted",

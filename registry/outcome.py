@@ -159,6 +159,9 @@ class CandidateOutcome(Result):
     )
     target: str = Field(default="", description="Digest of the target weights.")
     draft: bool = Field(default=False, description="Served with its EAGLE3 draft on.")
+    topology: str = Field(
+        default="", description="How its processes are arranged; empty: one engine does all."
+    )
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")
     draft_bytes: int | None = Field(
         default=None, description="Bytes of the draft's weights; null: no draft, or not known."

@@ -159,13 +159,16 @@ class DraftPair:
 
 
 def draft_pairs(candidates: Sequence[CandidateOutcome]) -> list[DraftPair]:
-    """Candidates of equal target weights, draft off beside draft on, at the rates both have."""
-    off = {c.target: c for c in candidates if c.target and not c.draft and c.latency}
+    """Candidates of equal target weights and topology, draft off beside draft on.
+
+    At the rates both have.
+    """
+    off = {(c.target, c.topology): c for c in candidates if c.target and not c.draft and c.latency}
     pairs = []
     for on in candidates:
-        if not (on.draft and on.latency and on.target in off):
+        plain = off.get((on.target, on.topology))
+        if plain is None or not (on.draft and on.latency):
             continue
-        plain = off[on.target]
         both = [(p, point_at(on.latency, p.rate)) for p in plain.latency]
         points = [(p, other) for p, other in both if other is not None]
         pair = DraftPair(plain, on, points)

@@ -21,6 +21,14 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 COLOCATED = "colocated"
 """What a recipe and a report call the arrangement without a description."""
 
+SIZES = frozenset(
+    {
+        *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"),
+        *("tp-size", "pp-size", "dp-size"),
+    }
+)
+"""Arguments whose product is the GPUs of an engine: vLLM's, and SGLang's second names."""
+
 
 class Disaggregated(BaseModel):
     """x prefill engines, y decode engines, a proxy, and what carries the KV cache between them."""
@@ -66,10 +74,33 @@ class Disaggregated(BaseModel):
         """How many engines have this role."""
         return self.prefill if role == "prefill" else self.decode
 
+    def own(self, role: Role) -> dict[str, Any]:
+        """The arguments of this role alone."""
+        return self.prefill_args if role == "prefill" else self.decode_args
+
     def arguments(self, role: Role, engine_args: Mapping[str, Any]) -> dict[str, Any]:
         """What an engine of this role is started with: the shared arguments, then its own."""
-        own = self.prefill_args if role == "prefill" else self.decode_args
-        return {**engine_args, **own}
+        return {**engine_args, **self.own(role)}
+
+
+def gpus_of(engine_args: Mapping[str, Any], topology: Disaggregated | None = None) -> int:
+    """GPUs of one server: of its engine, or of all its engines."""
+    if topology is None:
+        return engine_gpus(engine_args)
+    return sum(
+        topology.engines(role) * engine_gpus(topology.arguments(role, engine_args))
+        for role in ROLES
+    )
+
+
+def engine_gpus(engine_args: Mapping[str, Any]) -> int:
+    """GPUs of one engine; a size that is no whole number counts as 1."""
+    found = 1
+    for name, value in engine_args.items():
+        text = str(value)
+        if name in SIZES and text.isdecimal():
+            found *= max(1, int(text))
+    return found
 
 
 def topology_words(topology: Disaggregated | None) -> str:

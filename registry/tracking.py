@@ -27,6 +27,7 @@ from registry.digests import digest_of
 from registry.errors import InfrastructureError, UserError
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome
+from registry.topology import topology_words
 from registry.tracking_points import (
     KeptRate,
     clean_name,
@@ -466,6 +467,7 @@ def _bundle_params(bundle: Bundle) -> dict[str, str]:
         "target": bundle.target.digest,
         "draft": bundle.draft.digest if bundle.draft else "none",
         "num_speculative_tokens": str(bundle.num_speculative_tokens or 0),
+        "topology": topology_words(bundle.topology),
     }
 
 

@@ -157,6 +157,7 @@ def _outcome(
         times_count=evidence.latency.times_count if evidence.latency else True,
         target=measured.bundle.target.digest,
         draft=measured.draft,
+        topology=measured.bundle.topology.words if measured.bundle.topology else "",
         size_bytes=_weights(measured.bundle.target),
         draft_bytes=_weights(measured.bundle.draft) if measured.bundle.draft else None,
         engines={part.kind: part.engine for part in parts if part is not None},

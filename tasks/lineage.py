@@ -24,6 +24,7 @@ def lineage_for(bundle: Bundle, evidence_refs: Mapping[str, ArtifactRef]) -> Lin
             "engine": f"{bundle.engine} {bundle.engine_version}",
             **({"num_speculative_tokens": str(bundle.num_speculative_tokens)}
                if bundle.draft else {}),
+            **({"topology": bundle.topology.words} if bundle.topology else {}),
         },
     )  # fmt: skip
     roots = {"target": _named(bundle.target)}

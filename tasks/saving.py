@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from recipes import loader
 from registry.errors import UserError
@@ -11,6 +10,7 @@ from registry.evidence import LatencyEvidence, read_summary
 from registry.outcome import CandidateOutcome, ReleaseOutcome, Savings
 from registry.provenance import hardware_fingerprint
 from registry.savings import Side, savings
+from registry.topology import gpus_of
 from tasks.capacity_inputs import machine_of
 from tasks.judging import Measured
 from tasks.planning import ReleasePlan
@@ -61,21 +61,11 @@ def side_of(outcome: CandidateOutcome, measured: Measured, *, cpu: bool) -> Side
     return Side(
         outcome=outcome,
         hardware=evidence.hardware,
-        gpus=0 if cpu else gpus_of(measured.bundle.engine_args),
+        gpus=0 if cpu else gpus_of(measured.bundle.engine_args, measured.bundle.topology),
         sustained=evidence.sustained,
         sla=evidence.sla or limits_of(outcome),
         smoke=evidence.smoke,
     )
-
-
-def gpus_of(engine_args: Mapping[str, Any]) -> int:
-    """GPUs of one engine."""
-    names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    found = 1
-    for name in names:
-        value = str(engine_args.get(name, 1))
-        found *= int(value) if value.isdecimal() else 1
-    return found
 
 
 def limits_of(outcome: CandidateOutcome) -> list[str]:

@@ -16,6 +16,7 @@ from registry.evidence import LatencyEvidence
 from registry.ledger import Entry
 from registry.lineage import BUNDLE, PROMPTS, Edge, Lineage, Node
 from registry.outcome import CandidateOutcome, GateResult
+from registry.topology import COLOCATED
 from registry.tracking import TAG_BUNDLE, asking_mlflow
 from registry.versions import PREVIOUS
 from tasks.bundles import tracker, version_named
@@ -110,7 +111,7 @@ def why(reference: str) -> Why:
             "run_id": version.run_id,
             "evidence": _evidence(judged),
             "load": _load(judged.evidence.get("latency"), outcome),
-            "serving": _serving(bundle),
+            "serving": serving_facts(bundle),
             **_sections(lineage),
             "chain": _chain(model, alias, number, tagged, lineage),
         },
@@ -220,7 +221,8 @@ def _load(evidence: object, outcome: CandidateOutcome | None) -> dict[str, Any] 
     }
 
 
-def _serving(bundle: Bundle | None) -> dict[str, Any] | None:
+def serving_facts(bundle: Bundle | None) -> dict[str, Any] | None:
+    """What a bundle is served with."""
     if bundle is None:
         return None
     return {
@@ -230,6 +232,7 @@ def _serving(bundle: Bundle | None) -> dict[str, Any] | None:
         "target": bundle.target.digest,
         "draft": bundle.draft.digest if bundle.draft else None,
         "num_speculative_tokens": bundle.num_speculative_tokens,
+        "topology": bundle.topology.model_dump(mode="json") if bundle.topology else COLOCATED,
     }
 
 

@@ -23,10 +23,11 @@ from registry.release_summary import markdown
 from registry.report_savings import count, spread, statement
 from registry.savings import Asked, Side, machines_of, replicas_of, savings
 from registry.settings import CHECKOUT
+from registry.topology import Disaggregated, gpus_of
 from tasks import saving
 from tasks.planning import resolve
 from tasks.release_traffic import traffic_of, traffic_problems
-from tasks.saving import gpus_of, limits_of, savings_of
+from tasks.saving import limits_of, savings_of
 from tests.unit.test_candidate_memory import evidence
 from tests.unit.test_report import candidate, details, found, page_of, release, searched_details
 from tests.unit.test_report import searched_release as searched
@@ -134,6 +135,8 @@ def test_machines() -> None:
 def test_gpus_of_an_engine() -> None:
     assert gpus_of({}) == 1
     assert gpus_of({"tensor-parallel-size": 4, "pipeline-parallel-size": "2"}) == 8
+    apart = Disaggregated(prefill=3, decode=1, decode_args={"tensor-parallel-size": 8})
+    assert gpus_of({"tensor-parallel-size": 2, "max-num-seqs": 64}, apart) == 3 * 2 + 8
 
 
 # -- always ----------------------------------------------------------------------------------

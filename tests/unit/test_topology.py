@@ -228,3 +228,66 @@ def test_each_role_says_what_it_does_with_the_cache() -> None:
         "kv_load_failure_policy": "fail",
         "kv_buffer_device": "cpu",
     }
+
+
+# -- where a bundle is shown -----------------------------------------------------------------
+
+
+def test_lineage_and_mlflow_say_how_a_bundle_is_served(tmp_path: Path) -> None:
+    from registry.tracking import _bundle_params
+    from tasks.lineage import lineage_for
+
+    apart = bundle(topology=DISAGGREGATED)
+    words = "disaggregated, 1 prefill + 2 decode (NixlConnector)"
+    top = lineage_for(apart, {}).ordered()[0]
+    assert top.facts["topology"] == words
+    assert "topology" not in lineage_for(bundle(), {}).ordered()[0].facts
+    assert _bundle_params(apart)["topology"] == words
+    assert _bundle_params(bundle())["topology"] == "colocated"
+
+
+def test_why_says_both_roles_and_nothing_of_one_engine() -> None:
+    from flows.lineage_rendering import topology_lines
+    from tasks.why import serving_facts
+
+    told = serving_facts(bundle(topology=DISAGGREGATED))
+    assert told is not None
+    assert list(topology_lines(told["topology"])) == [
+        "  disaggregated, 1 prefill + 2 decode (NixlConnector)",
+        "    prefill alone: max-num-seqs 4",
+        "    decode alone: enforce-eager True, max-num-seqs 64",
+    ]
+    plain = serving_facts(bundle())
+    assert plain is not None and plain["topology"] == "colocated"
+    assert list(topology_lines(plain["topology"])) == []
+
+
+def test_a_page_says_it_beside_the_name_and_pairs_drafts_of_one_topology() -> None:
+    from registry.outcome import CandidateOutcome, Verdict
+    from registry.report import render
+    from registry.report_latency import draft_pairs
+    from tests.unit.evidence_builders import point
+    from tests.unit.test_report import details, release
+
+    def candidate(name: str, topology: str = "", draft: bool = False) -> CandidateOutcome:
+        return CandidateOutcome(
+            name=name,
+            bundle=name,
+            verdict=Verdict.PASS,
+            reasons=[],
+            target="t",
+            draft=draft,
+            topology=topology,
+            latency=[point()],
+        )
+
+    one, apart = candidate("one"), candidate("apart", "disaggregated, 1 prefill + 2 decode")
+    both = candidate("both", apart.topology, draft=True)
+    assert [(p.off.name, p.on.name) for p in draft_pairs([one, apart, both])] == [("apart", "both")]
+    assert draft_pairs([one, both]) == []
+    shown = release()
+    first = shown.candidates[0].model_copy(update={"topology": apart.topology})
+    page = render(
+        shown.model_copy(update={"candidates": [first, *shown.candidates[1:]]}), details()
+    )
+    assert page.count(f'<span class="tag">{apart.topology}</span>') >= 1

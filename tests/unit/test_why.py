@@ -166,6 +166,7 @@ def test_what_a_release_engineer_asks_for_has_a_name(ask: Ask, made: Release) ->
     assert document["adapter"]["facts"]["lora.r"] == "8"
     assert document["draft"]["digest"] == made.refs["draft"].digest
     assert document["serving"]["num_speculative_tokens"] == 3
+    assert document["serving"]["topology"] == "colocated"
     assert document["teacher"]["data"]["facts"]["engine.url"] == "http://teacher/v1"
     assert document["filters"] == {"accepted": 6, "length": 2}
     assert document["prompts"][0]["facts"]["made.prompts.train"] == "4"
