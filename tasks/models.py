@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from prefect import task
 from recipes.schema import DemoModel, ModelSource, PackagedGguf, PathModel, PrunedModel
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of_file, digest_of_folder
-from registry.errors import StageFailed, UserError
+from registry.errors import Problem, StageFailed, UserError
 from registry.provenance import tools
 from registry.settings import settings
 from tasks import demo_data
@@ -26,7 +27,10 @@ VERSION = 1
 
 
 def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: int = 0) -> Stage:
-    """`teacher` is the stage of the teacher's model where the source builds on it."""
+    """`teacher` is the stage of the teacher's model where the source builds on it.
+
+    A folder that the source names was looked at by `given_problems`.
+    """
     config: dict[str, Any] = source.model_dump(mode="json")
     parents: dict[str, Stage | None] = {}
     names: tuple[str, ...] = ()
@@ -44,9 +48,7 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
     elif isinstance(source, PackagedGguf):
         names = ("transformers", "gguf", source.package.replace("_", "-"))
     else:
-        path = Path(source.path)
-        check_given_model(path, role)
-        inputs = {"model": digest_of_folder(path)}
+        inputs = {"model": digest_of_folder(Path(source.path))}
         return Stage(name="model", label=role, version=VERSION, inputs=inputs)
     needed = {name: parent for name, parent in parents.items() if parent is not None}
     if len(needed) != len(parents):
@@ -64,8 +66,19 @@ def stage(source: ModelSource, role: str, teacher: Stage | None = None, seed: in
     )
 
 
-def check_given_model(path: Path, role: str) -> None:
-    """Raises `UserError` with all that is wrong with a model folder that a recipe names."""
+def given_problems(sources: Mapping[str, ModelSource | None]) -> list[Problem]:
+    """All that is wrong with the model folders that recipes name, by role."""
+    problems: list[Problem] = []
+    for role, source in sources.items():
+        if isinstance(source, PathModel):
+            try:
+                _check_given(Path(source.path), role)
+            except UserError as error:
+                problems += error.problems
+    return problems
+
+
+def _check_given(path: Path, role: str) -> None:
     key = "teacher.model.path" if role == "teacher" else "distill.student.path"
     remedy = f"name the {role}'s folder: --set {key}=FOLDER"
     try:

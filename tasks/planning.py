@@ -241,10 +241,24 @@ def resolve(
 
 
 def plan(resolved: ResolvedRelease) -> ReleasePlan:
-    """The stages of a release. Raises `UserError` for a missing file or serve environment."""
+    """The stages of a release.
+
+    Raises `UserError` with all mistakes of the files and folders that it names, and for a missing
+    serve environment.
+    """
     release, teacher, suite = resolved.release, resolved.teacher, resolved.accuracy
     demo = teacher.model if isinstance(teacher.model, DemoModel) else None
-    files = prompts.read_files(release.prompts) if isinstance(release.prompts, FilePrompts) else {}
+    problems = models.given_problems(
+        {"teacher": teacher.model, "student": resolved.distill.student}
+    )
+    files: dict[str, prompts.FileFound] = {}
+    if isinstance(release.prompts, FilePrompts):
+        try:
+            files = prompts.read_files(release.prompts)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
     data = prompts.stage(
         release.prompts, release.seed, demo.pretrain_messages if demo else 0, files
     )

@@ -24,6 +24,7 @@ from registry.plan_parts import Demand, Fit, Limits, Model, Wish
 from registry.settings import CHECKOUT
 from tasks.capacity_inputs import machine_of
 from tasks.planning import ResolvedRelease, resolve
+from tasks.planning import plan as plan_release
 from tests.unit.shape_builders import config, published
 
 GIB = 2**30
@@ -212,18 +213,27 @@ def test_the_longest_request_of_the_load_profile_fits_into_the_context(name: str
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_a_model_that_is_not_there_names_the_setting(
+def test_models_and_prompts_that_are_not_there_are_told_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks import models
-
     monkeypatch.chdir(tmp_path)
-    todo = resolved(name)
-    with pytest.raises(UserError, match=r"--set distill\.student\.path=FOLDER"):
-        models.stage(todo.distill.student, "student")
-    if todo.teacher.model is not None:
-        with pytest.raises(UserError, match=r"no such folder\s.*--set teacher\.model\.path=FOLDER"):
-            models.stage(todo.teacher.model, "teacher")
+    todo = resolve(name, prompts_file=str(tmp_path / "none.jsonl"))
+    with pytest.raises(UserError) as raised:
+        plan_release(todo)
+    folders = {
+        "distill.student.path": todo.distill.student,
+        "teacher.model.path": todo.teacher.model,
+    }
+    told = [
+        (str(source.path), f"--set {key}=FOLDER")
+        for key, source in folders.items()
+        if isinstance(source, PathModel)
+    ]
+    told.append((str(tmp_path / "none.jsonl"), ""))
+    problems = raised.value.problems
+    assert sorted(one.where for one in problems) == sorted(where for where, _ in told)
+    for where, remedy in told:
+        assert remedy in next(one.remedy for one in problems if one.where == where)
 
 
 # -- the documentation -----------------------------------------------------------------------
