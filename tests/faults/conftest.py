@@ -68,10 +68,12 @@ def finished(faults_root: Path) -> Holdings:
     # A kept home of other sources or recipes is not the one that is wanted.
     assert second.made == [], f"{kept} is out of date ({second.made}): remove it"
     world.no_process_left()
+    found = holdings(world)
+    assert found.releases == 1, f"{kept} holds releases of other sources: remove it"
     shutil.rmtree(kept, ignore_errors=True)
     world.home.rename(kept)
     copy_home(kept, world.home)
-    return holdings(world)
+    return found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -48,10 +49,18 @@ def small_disk(home: Path, mebibytes: int) -> Iterator[None]:
 
 
 def fill(home: Path, left: int = 0) -> None:
-    """Use up the disk but for `left` bytes."""
-    free = shutil.disk_usage(home).free - left
+    """Use up the disk but for `left` bytes, also while others write to it."""
     with (home / BALLAST).open("wb") as ballast:
-        os.posix_fallocate(ballast.fileno(), 0, max(1, free // 4096 * 4096))
+        taken = 0
+        while (wanted := (shutil.disk_usage(home).free - left) // 4096 * 4096) > 0:
+            try:
+                os.posix_fallocate(ballast.fileno(), taken, wanted)
+            except OSError as error:
+                # Somebody wrote between the question and the answer.
+                if error.errno != errno.ENOSPC:
+                    raise
+            else:
+                taken += wanted
 
 
 def make_room(home: Path) -> None:
