@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from registry.machines import Machine
-from registry.weight_formats import ENGINE, FORMATS, Quantization, WeightFormat
+from registry.weight_formats import ENGINE, Quantization, WeightFormat, format_named
 
 Unit = Literal["fp32", "fp16", "bf16", "fp8", "int8", "fp4"]
 
@@ -44,8 +44,10 @@ class Support:
 
 
 def support_of(format: str, machine: Machine) -> Support:
-    """Of a format by its name (`FORMATS`) on a machine."""
-    known = FORMATS[format]
+    """Of a format by its name (`format_named`) on a machine."""
+    known = format_named(format)
+    if known is None:
+        raise KeyError(format)
     if machine.is_cpu:
         return _on_cpu(known, machine.cpu_instructions)
     if machine.capability is None:

@@ -26,7 +26,7 @@ from registry.kv_cache import (
 )
 from registry.quantization_configs import format_of
 from registry.shape_parts import LayerShape, ModelShape, Weight
-from registry.weight_formats import FLOAT32, FORMATS, WeightFormat
+from registry.weight_formats import FLOAT32, FORMATS, WeightFormat, format_named
 
 __all__ = ["FORMATS", "MemoryFloor", "Parts", "floor_of", "largest_concurrency", "named_format"]
 
@@ -155,18 +155,24 @@ def largest_concurrency(
 def named_format(name: str, shape: ModelShape) -> WeightFormat | None:
     """The format of a name, with groups that divide this model; None: the checkpoint's own.
 
-    Raises `UserError` for a name that is not known.
+    Raises `UserError` for a name that is not known, or a group that does not divide.
     """
     lowered = name.lower()
     if lowered == AUTO:
         if shape.quantization is not None:
             return None
         lowered = shape.dtype
-    found = FORMATS.get(lowered)
+    found = format_named(lowered)
     if found is None:
         known = ", ".join(sorted(FORMATS))
-        raise UserError.at("format", f"{name!r} is not known", f"auto, or one of {known}")
-    return found.fitted(weight.columns for weight in shape.weights if weight.kind == "linear")
+        remedy = f"auto, or one of {known}; of 4-bit integers also with a group: w4a16_g64"
+        raise UserError.at("format", f"{name!r} is not known", remedy)
+    widths = [weight.columns for weight in shape.weights if weight.kind == "linear"]
+    odd = [width for width in widths if found.fixed and width % found.group]
+    if odd:
+        what = f"{name}: {found.group} columns do not divide a matrix of {odd[0]}"
+        raise UserError.at("format", what, "take a smaller group, or leave it to the quantizer")
+    return found.fitted(widths)
 
 
 class _Plan:

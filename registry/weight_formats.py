@@ -43,6 +43,8 @@ class WeightFormat:
     zero_bits: int = 0
     matrix_bytes: int = 0
     kv_dtype: str = "auto"
+    fixed: bool = False
+    """Whether `group` was asked for, whatever the matrices' widths are."""
 
     def matrix(self, rows: int, columns: int) -> int:
         """Bytes of one matrix, its scales and zero points included."""
@@ -59,12 +61,17 @@ class WeightFormat:
             scales = ceil(rows / self.group) * ceil(columns / self.group)
         return values + ceil(scales * (self.scale_bits + self.zero_bits) / 8) + self.matrix_bytes
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether the quantizer chooses how many columns share a scale."""
+        return self.scales == "group" and self.weight_bits == 4 and not self.floating
+
     def fitted(self, columns: Iterable[int]) -> WeightFormat:
         """With the group that `group_size: auto` gives where these are the matrices' widths.
 
         The smallest where none divides: the quantizer refuses such a model.
         """
-        if self.scales != "group" or self.weight_bits != 4 or self.floating:
+        if self.fixed or not self.in_groups:
             return self
         widths = set(columns)
         fits = [size for size in GROUPS if not any(width % size for width in widths)]
@@ -133,6 +140,21 @@ FORMATS: dict[str, WeightFormat] = {one.name: one for one in _ALL}
 FORMATS.update({name: FORMATS[meant] for name, meant in _SYNONYMS.items()})
 """By name: what the project's quantize presets are called, what checkpoints call themselves, and
 synonyms."""
+
+
+def format_named(name: str) -> WeightFormat | None:
+    """A format by its name; of 4-bit integers also with the columns of a group: `w4a16_g64`.
+
+    None for a name that is not known.
+    """
+    name = name.lower()
+    if (known := FORMATS.get(name)) is not None:
+        return known
+    base, _, size = name.rpartition("_g")
+    known = FORMATS.get(base)
+    if known is None or not known.in_groups or size not in {str(one) for one in GROUPS}:
+        return None
+    return replace(known, name=f"{known.name}_g{size}", group=int(size), fixed=True)
 
 
 @dataclass(frozen=True)

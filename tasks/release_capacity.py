@@ -27,6 +27,7 @@ from registry.model_shapes import shape_of
 from registry.provenance import engine_version, hardware
 from registry.shape_parts import ModelShape
 from registry.store import Absent
+from registry.weight_formats import FORMATS
 from tasks.capacity_inputs import machine_of
 from tasks.engines.quantization_recipe import groups_of, modifiers, pruned, quantizes, schemes_of
 from tasks.planning import CandidatePlan, ReleasePlan
@@ -134,7 +135,7 @@ def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
         if made is not None:
             config = made
         elif recipe is not None:
-            section = quantization_config(recipe)
+            section = quantization_config(recipe, shape_of(config, CONFIG))
             if section is None:
                 return not_planned(wanted.name, "what its quantize recipe makes is not known")
             config = {**config, "quantization_config": section}
@@ -212,16 +213,16 @@ _WEIGHTS: dict[str, dict[str, Any]] = {
 _SIXTEEN_BIT_INPUTS = {"W8A16", "W4A16"}
 
 
-def quantization_config(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+def quantization_config(recipe: Mapping[str, Any], shape: ModelShape) -> dict[str, Any] | None:
     """The section that a quantizer will write into config.json; None where that is not known.
 
-    Of `group_size: auto` the largest that there is, which has the fewest scales.
+    `group_size` is the recipe's own; of `auto` the largest that divides every matrix of `shape`.
     """
     quantizing = [args for _, args in modifiers(recipe) if quantizes(args)]
     if len(quantizing) != 1 or pruned(recipe):
         return None
     args = quantizing[0]
-    groups = dict(_groups(args))
+    groups = dict(_groups(args, _largest_group(shape)))
     if not groups or None in groups.values():
         return None
     ignore = args.get("ignore") or []
@@ -235,7 +236,12 @@ def quantization_config(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return section
 
 
-def _groups(args: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _largest_group(shape: ModelShape) -> int:
+    widths = (weight.columns for weight in shape.weights if weight.kind == "linear")
+    return FORMATS["w4a16"].fitted(widths).group
+
+
+def _groups(args: Mapping[str, Any], largest: int) -> Iterator[tuple[str, dict[str, Any] | None]]:
     for name, targets in (schemes_of(args) or {}).items():
         weights = _WEIGHTS.get(name.upper())
         if weights is None:
@@ -248,5 +254,5 @@ def _groups(args: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any] | Non
     for name, group in groups_of(args).items():
         weights = dict(group.get("weights") or {})
         if weights.get("group_size") == "auto":
-            weights["group_size"] = 128
+            weights["group_size"] = largest
         yield name, {**group, "weights": weights} if weights else None

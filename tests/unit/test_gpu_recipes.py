@@ -23,6 +23,7 @@ from registry.model_shapes import ModelShape, shape_of
 from registry.plan_parts import Demand, Fit, Limits, Model, Wish
 from registry.settings import CHECKOUT
 from tasks.capacity_inputs import machine_of
+from tasks.engines.quantization_recipe import groups_of, modifiers
 from tasks.planning import ResolvedRelease, resolve
 from tasks.planning import plan as plan_release
 from tests.unit.shape_builders import config, published
@@ -76,6 +77,16 @@ def fit_of(
     return found.fits[0]
 
 
+def form_of(todo: ResolvedRelease, quantize: str) -> str:
+    """A format's name, with the columns of a group that the release's quantize recipe has."""
+    recipe = todo.quantize[quantize].recipe
+    if recipe is None:
+        return quantize
+    groups = [group for _, args in modifiers(recipe) for group in groups_of(args).values()]
+    sizes = {group["weights"].get("group_size") for group in groups} - {None}
+    return f"{quantize}_g{sizes.pop()}" if sizes and quantize.startswith("w4a16") else quantize
+
+
 def fits_of_release(name: str) -> dict[str, Fit]:
     """The plan of each candidate, and of the teacher where it is served here."""
     todo = resolved(name)
@@ -87,7 +98,8 @@ def fits_of_release(name: str) -> dict[str, Fit]:
         if one.draft:
             assert todo.draft is not None
             draft = draft_of(student, todo.draft.draft_vocab_size)
-        fits[one.name] = fit_of(student, todo.serve[one.serve], hardware, one.quantize, draft)
+        form = form_of(todo, one.quantize)
+        fits[one.name] = fit_of(student, todo.serve[one.serve], hardware, form, draft)
     if todo.teacher.model is not None:
         serve = todo.serve[str(todo.teacher.serve)]
         fits["teacher"] = fit_of(model_name(todo.teacher.model), serve, hardware, "auto")

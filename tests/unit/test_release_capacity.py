@@ -16,8 +16,10 @@ from flows.candidate import ended
 from flows.measuring import measure_candidate
 from flows.rendering import plan_document, plan_table
 from recipes import loader
+from recipes.quantize_presets import PRESETS
 from recipes.schema import QuantizeRecipe
 from registry.candidate_memory import PLAN_FILE, MemoryPlan
+from registry.engine_memory import MeasuredMemory
 from registry.json_files import json_object
 from registry.machines import Machine
 from registry.model_shapes import shape_of
@@ -37,6 +39,7 @@ from tasks.release_capacity import (
 )
 from tasks.serving import known_infeasible, prove_serving, serving_evidence, short_of_memory
 from tasks.stages import begin_run, store
+from tests.unit.shape_builders import small
 from tests.unit.turn_builders import bundle
 
 CONFIG = CHECKOUT / "tests" / "data" / "model_configs" / "llama_3_1_8b.json"
@@ -73,8 +76,9 @@ def no_serve_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_shipped_quantize_recipe_is_understood(name: str, format: str, kv: str) -> None:
     recipe = loader.load(name, "quantize", QuantizeRecipe).recipe
     assert recipe is not None
-    section = quantization_config(recipe)
-    shape = shape_of({**json_object(CONFIG), "quantization_config": section}, "config.json")
+    plain = json_object(CONFIG)
+    section = quantization_config(recipe, shape_of(plain, "config.json"))
+    shape = shape_of({**plain, "quantization_config": section}, "config.json")
     assert shape.quantization is not None
     assert (shape.quantization.format.kv_dtype, shape.quantization.kv_dtype) == ("auto", kv)
     assert FORMAT_NAMES.get(shape.quantization.format.name, shape.quantization.format.name) == (
@@ -96,7 +100,23 @@ FORMAT_NAMES = {"fp8_static": "fp8", "fp8_dynamic": "fp8"}
     ],
 )
 def test_a_recipe_that_is_not_understood_says_nothing(modifiers: dict[str, Any]) -> None:
-    assert quantization_config({"quant_stage": {"quant_modifiers": modifiers}}) is None
+    recipe = {"quant_stage": {"quant_modifiers": modifiers}}
+    assert quantization_config(recipe, small()) is None
+
+
+@pytest.mark.parametrize(("hidden", "group"), [(256, 128), (192, 64)])
+def test_groups_are_those_of_the_recipe(hidden: int, group: int) -> None:
+    """Of the shipped ones 64 columns; of a preset the largest that divides every matrix."""
+    student = small(hidden_size=hidden, num_attention_heads=6 if hidden == 192 else 8,
+                    num_key_value_heads=2)  # fmt: skip
+    for recipe, columns in (
+        (loader.load("w4a16_gptq", "quantize", QuantizeRecipe).recipe, 64),
+        (PRESETS["w4a16_gptq"].recipe, group),
+    ):
+        assert recipe is not None
+        section = quantization_config(recipe, student)
+        assert section is not None
+        assert section["config_groups"]["group_0"]["weights"]["group_size"] == columns
 
 
 # -- the machine -----------------------------------------------------------------------------
@@ -200,7 +220,7 @@ def test_a_recipe_that_was_not_understood_is_asked_again_before_the_draft(
     drafted = next(one for one in todo.candidates if one.name == "bf16-eagle3")
     plain = next(one for one in todo.candidates if one.name == "w8a8_int8")
     wanted = replace(drafted, candidate=plain.candidate, quantize=plain.quantize, below="quantized")
-    monkeypatch.setattr(release_capacity, "quantization_config", lambda recipe: None)
+    monkeypatch.setattr(release_capacity, "quantization_config", lambda *_: None)
     monkeypatch.setattr(measuring, "make_bundle", lambda *_: pytest.fail("a draft was trained"))
     begin_run(1)
 
@@ -278,7 +298,7 @@ def test_the_plan_is_there_before_the_engine_and_compared_after(
             seen.append([path.name for path in store().root.rglob(PLAN_FILE)])
             return SimpleNamespace(
                 startup_seconds=1.0, kv_cache_tokens=9_000, kernels=[], emulated=False,
-                emulated_kernels=[],
+                emulated_kernels=[], memory=lambda: MeasuredMemory(resident_bytes=3 << 30),
             )  # fmt: skip
 
     planned = MemoryPlan(candidate="int4", hardware="card", kv_cache_tokens=10_000, exact=False)

@@ -8,10 +8,14 @@ import pytest
 
 from recipes.quantize_presets import PRESETS
 from registry.errors import UserError
+from registry.format_support import support_of
+from registry.machines import Machine
 from registry.memory_floor import floor_of, named_format
 from registry.quantization_configs import format_of
 from registry.weight_formats import FORMATS
 from tests.unit.shape_builders import published, small
+
+GPU = Machine("gpu", "GPU", 1, accelerators=1, capability=(8, 9))
 
 
 def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -54,6 +58,27 @@ def test_the_group_is_the_largest_that_divides() -> None:
     assert named_format("int4", published("llama_3_1_8b")).group == 128  # type: ignore[union-attr]
     narrow = small(hidden_size=192, num_attention_heads=6, num_key_value_heads=2)
     assert named_format("int4", narrow).group == 64  # type: ignore[union-attr]
+
+
+def test_a_group_by_name() -> None:
+    found = named_format("W4A16_GPTQ_g64", published("llama_3_1_8b"))
+    assert found is not None and (found.name, found.group) == ("w4a16_gptq_g64", 64)
+    # A matrix of 256 x 512 in groups of 64: 8 scales a row.
+    assert found.matrix(256, 512) == 128 * 512 + 2 * 256 * 8 + 16
+    known, own = (support_of(name, GPU) for name in ("w4a16_gptq_g64", "w4a16_gptq"))
+    assert known == own and own.unit == "bf16"
+    sizes = [
+        floor_of(published("qwen2_5_7b"), format=name, concurrency=1, context=16).total
+        for name in ("w4a16", "w4a16_g64")
+    ]
+    linear = sum(one.parameters for one in published("qwen2_5_7b").weights if one.kind == "linear")
+    assert sizes[1].weights_bytes - sizes[0].weights_bytes == 2 * linear // 128
+    narrow = small(hidden_size=192, num_attention_heads=6, num_key_value_heads=2)
+    with pytest.raises(UserError, match="w4a16_g128: 128 columns do not divide a matrix of 192"):
+        named_format("w4a16_g128", narrow)
+    for odd in ("w4a16_g48", "fp8_g64", "nvfp4_g16", "_g64"):
+        with pytest.raises(UserError, match="is not known"):
+            named_format(odd, narrow)
 
 
 def test_a_checkpoint_s_own_groups_and_what_it_leaves() -> None:
