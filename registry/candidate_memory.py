@@ -16,11 +16,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.digests import digest_of
+from registry.engine_memory import PlannedMemory
 from registry.errors import UserError
 from registry.format_support import ENGINE, kv_problem, method_problem, support_of
 from registry.kv_cache import MAX_BATCHED_TOKENS, kv_dtype_of, kv_tokens
 from registry.machines import GIB, Machine
 from registry.memory_floor import FORMATS, MemoryFloor, Parts, floor_of
+from registry.planned_memory import planned_memory
 from registry.quantization_configs import format_of
 from registry.shape_parts import ModelShape
 
@@ -109,6 +111,9 @@ class MemoryPlan(BaseModel):
     kv_cache_tokens: int | None = Field(
         default=None, description="That the engine will print; null: not known."
     )
+    memory: PlannedMemory | None = Field(
+        default=None, description="What its processes or a GPU will hold. Null: not known."
+    )
     exact: bool = Field(
         default=False,
         description="`kv_cache_tokens` is counted, for an engine that was held against it: on a "
@@ -149,6 +154,8 @@ class EngineMemory:
     dtype: str | None = None
     asynchronous: bool = True
     prefixes: bool = True
+    own_worker: bool = True
+    """Of a CPU: whether the worker has a process of its own, the engine's default."""
 
 
 def engine_memory(args: Mapping[str, Any], env: Mapping[str, str], *, cpu: bool) -> EngineMemory:
@@ -181,6 +188,7 @@ def engine_memory(args: Mapping[str, Any], env: Mapping[str, str], *, cpu: bool)
         dtype=_SIXTEEN[dtype],
         asynchronous=not cpu and args.get("async-scheduling", True) is not False,
         prefixes=args.get("enable-prefix-caching", True) is not False,
+        own_worker=env.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0",
     )
 
 
@@ -262,9 +270,10 @@ def _planned(
         "eager": machine.is_cpu,
     }
     floor = floor_of(shape, concurrency=1, **how)
-    full = None
+    all_of_them = None
     if engine.sequences and engine.max_len:
-        full = floor_of(shape, concurrency=engine.sequences, **how).per_gpu.floor_bytes
+        all_of_them = floor_of(shape, concurrency=engine.sequences, **how).per_gpu
+    full = all_of_them.floor_bytes if all_of_them is not None else None
     kv_dtype = kv_dtype_of(shape, engine.kv_dtype)
     name = (
         shape.quantization.format.name
@@ -291,6 +300,16 @@ def _planned(
         floor_bytes=full,
         least_bytes=least,
         kv_cache_tokens=tokens,
+        memory=planned_memory(
+            all_of_them or floor.per_gpu,
+            machine,
+            gpus=engine.tp * engine.pp,
+            pieces=shape.vocab,
+            kv_bytes=engine.kv_bytes,
+            utilization=engine.utilization,
+            own_worker=engine.own_worker,
+            full=all_of_them is not None,
+        ),
         exact=tokens is not None and machine.is_cpu and kv_dtype in ("bfloat16", "float16"),
         refusal=_memory_problem(engine, machine, floor, least)
         or _kernel_problem(shape, engine, machine, kv_dtype, engine_version),

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from registry.engine_memory import (
+    ComparedMemory,
+    MeasuredMemory,
+    PlannedMemory,
+    compared,
+    highest,
+)
 from registry.errors import UserError
 
 SUMMARY = "summary.json"
@@ -234,11 +242,34 @@ class ServingEvidence(Recorded):
     plan_exact: bool = Field(
         default=False, description="The planned KV tokens are counted: they should be equal."
     )
+    planned_memory: PlannedMemory | None = Field(
+        default=None, description="Of the plan; null: it knows nothing."
+    )
+    memory: MeasuredMemory | None = Field(
+        default=None, description="Of the started engine; null: not measured."
+    )
     kernels: list[str] | None = Field(
         default=None, description="Of quantized layers, as the engine calls them; None: not known."
     )
     emulated: bool | None = Field(default=None, description="As in `LatencyEvidence`.")
     measured_at: datetime
+
+    @property
+    def floor_bytes(self) -> int | None:
+        """Of the plan, on all GPUs together or the CPU; None: it does not know."""
+        found = self.planned_memory
+        if found is None or found.floor_bytes is None:
+            return None
+        return found.floor_bytes * max(1, found.gpus)
+
+    def compared_memory(self, points: Sequence[LoadPoint] = ()) -> list[ComparedMemory]:
+        """Planned and measured side by side; `points` of its load test, for the peak."""
+        return compared(
+            self.planned_memory,
+            self.memory,
+            highest([point.engine.get("memory_peak_bytes") for point in points]),
+            highest([point.engine.get("gpu_memory_peak_bytes") for point in points]),
+        )
 
 
 Evidence = AccuracyEvidence | LatencyEvidence | ServingEvidence

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from registry.engine_memory import ComparedMemory
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_REFUSED
 from registry.evidence import LoadPoint
 
@@ -165,6 +166,14 @@ class CandidateOutcome(Result):
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")
     draft_bytes: int | None = Field(
         default=None, description="Bytes of the draft's weights; null: no draft, or not known."
+    )
+    memory: list[ComparedMemory] = Field(
+        default_factory=list, description="Figures of its plan beside what was measured."
+    )
+    floor_bytes: int | None = Field(
+        default=None,
+        description="Least memory on all GPUs together, or the CPU, for the sequences of its serve "
+        "recipe, by its plan; null: it does not know.",
     )
     engines: dict[str, str] = Field(
         default_factory=dict, description="What measured it, by kind of evidence."

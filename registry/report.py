@@ -22,6 +22,7 @@ from registry import report_charts as drawings
 from registry import report_numbers as numbers
 from registry import report_pareto as pareto
 from registry import report_savings as saved
+from registry.engine_memory import size_words
 from registry.outcome import LoosenedGate, ReleaseOutcome, Verdict, WaiverShown
 from registry.report_flips import FlipTexts, compared
 from registry.report_gates import panels
@@ -256,6 +257,7 @@ def _environment() -> Environment:
         "number": numbers.number,
         "duration": numbers.duration,
         "megabytes": numbers.megabytes,
+        "size": size_words,
         "cut": numbers.cut,
         "rate": numbers.rate,
         "share": numbers.share,

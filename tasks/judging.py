@@ -144,6 +144,7 @@ def _outcome(
             draft=measured.draft,
         )
     parts = (evidence.accuracy, evidence.latency, evidence.serving)
+    points = evidence.latency.points if evidence.latency else []
     return CandidateOutcome(
         name=measured.name,
         bundle=measured.digest,
@@ -151,7 +152,7 @@ def _outcome(
         reasons=reasons_of(gates),
         gates=gates,
         metrics=evidence.accuracy.metrics if evidence.accuracy else {},
-        latency=evidence.latency.points if evidence.latency else [],
+        latency=points,
         kept_rate=evidence.latency.kept_rate if evidence.latency else None,
         emulated=evidence.latency.emulated if evidence.latency else None,
         times_count=evidence.latency.times_count if evidence.latency else True,
@@ -160,6 +161,8 @@ def _outcome(
         topology=measured.bundle.topology.words if measured.bundle.topology else "",
         size_bytes=_weights(measured.bundle.target),
         draft_bytes=_weights(measured.bundle.draft) if measured.bundle.draft else None,
+        memory=evidence.serving.compared_memory(points) if evidence.serving else [],
+        floor_bytes=evidence.serving.floor_bytes if evidence.serving else None,
         engines={part.kind: part.engine for part in parts if part is not None},
         evidence={kind: ref.digest for kind, ref in measured.refs().items()},
     )

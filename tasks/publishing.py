@@ -23,7 +23,7 @@ from registry.bundle import Bundle
 from registry.candidate_memory import PLAN_FILE
 from registry.digests import digest_of
 from registry.errors import PilotageError
-from registry.evidence import LatencyEvidence, read_summary
+from registry.evidence import LatencyEvidence, LoadPoint, read_summary
 from registry.gate_report import json_line, markdown
 from registry.lineage import LINEAGE_FILE
 from registry.outcome import CandidateOutcome, LoosenedGate, ReleaseOutcome, Selection, Verdict
@@ -49,7 +49,7 @@ from tasks.registering import make_version
 from tasks.reporting import gate_outcome, report_details
 from tasks.run_pages import show_release
 from tasks.saving import savings_of
-from tasks.serving import plan_finding, serving_evidence
+from tasks.serving import plan_findings, serving_evidence
 from tasks.stages import TASK_OPTIONS, artifact_of, folder_of, stages_of_run, store
 
 LEDGER_LINES = 12
@@ -195,10 +195,19 @@ def candidate_texts(facts: ReleaseFacts, bundle: Bundle, measured: Measured) -> 
     return texts
 
 
-def plan_findings(measured: Sequence[Measured]) -> list[str]:
-    """Where an engine's KV cache is not as it was planned."""
-    proofs = [(one.name, serving_evidence(one.serving)) for one in measured if one.serving]
-    return [found for name, proof in proofs if (found := plan_finding(name, proof))]
+def findings_of_plans(measured: Sequence[Measured]) -> list[str]:
+    """Where an engine's KV cache or memory is not as it was planned."""
+    return [
+        found
+        for one in measured
+        if one.serving is not None
+        for found in plan_findings(one.name, serving_evidence(one.serving), _points(one))
+    ]
+
+
+def _points(measured: Measured) -> list[LoadPoint]:
+    found = read_summary(measured.latency.path) if measured.latency is not None else None
+    return found.points if isinstance(found, LatencyEvidence) else []
 
 
 def without_rolled_back(
@@ -279,7 +288,7 @@ def conclude(
         stages=stages_of_run(),
         notes=[
             *notes,
-            *plan_findings(measured),
+            *findings_of_plans(measured),
             *recorded.notes,
             *notes_of(recipes.policy, len(candidates)),
         ],

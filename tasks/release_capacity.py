@@ -19,10 +19,11 @@ from recipes import loader
 from recipes.schema import PathModel
 from registry.bundle import Bundle
 from registry.candidate_memory import MemoryPlan, memory_plan, not_planned
-from registry.checkpoint_weights import CONFIG, config_of
+from registry.checkpoint_weights import CONFIG, config_of, weights_of_checkpoint
 from registry.errors import UserError
 from registry.json_files import json_object
 from registry.machines import Machine
+from registry.memory_floor import floor_of
 from registry.model_shapes import shape_of
 from registry.provenance import engine_version, hardware
 from registry.shape_parts import ModelShape
@@ -98,9 +99,28 @@ def plan_of_bundle(bundle: Bundle, hardware_name: str) -> MemoryPlan:
         draft = _shape(bundle.draft.path) if bundle.draft is not None else None
     except UserError as error:
         return _unread(bundle.name, error)
-    return memory_plan(
+    made = memory_plan(
         bundle.name, shape, draft, bundle.engine_args, bundle.env, machine, bundle.engine_version
     )
+    return with_files(made, bundle.target.path, shape)
+
+
+def with_files(made: MemoryPlan, folder: Path, shape: ModelShape) -> MemoryPlan:
+    """The plan, and beside its weights those that the files of the target hold."""
+    if made.memory is None:
+        return made
+    try:
+        found = weights_of_checkpoint(folder)
+    except UserError:
+        # The engine words it better, when it cannot load them.
+        return made
+    if not found.exact:
+        return made
+    counted = floor_of(shape, concurrency=1, context=1).total.weights_bytes
+    memory = made.memory.model_copy(
+        update={"files_counted_bytes": counted, "files_bytes": found.loaded_bytes}
+    )
+    return made.model_copy(update={"memory": memory})
 
 
 def _shape(folder: Path) -> ModelShape:

@@ -7,7 +7,7 @@ engine's reason why it does not; both are remembered, for this hardware and this
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from registry.candidate_memory import APART, PLAN_FILE, MemoryPlan, apart
 from registry.digests import digest_of, digest_of_listing
 from registry.draft_binding import check_binding, lineage_root
 from registry.errors import Infeasible, InfrastructureError, UserError
-from registry.evidence import ServingEvidence, read_summary, write_summary
+from registry.evidence import LoadPoint, ServingEvidence, read_summary, write_summary
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
 from registry.store import Absent
@@ -278,6 +278,7 @@ def prove_serving(
             server = served.server
             facts["startup_seconds"] = round(server.startup_seconds, 2)
             facts["kv_cache_tokens"] = server.kv_cache_tokens
+            facts["memory"] = server.memory()
             facts["kernels"] = server.kernels
             facts["emulated"] = server.emulated
             if server.emulated_kernels:
@@ -297,16 +298,18 @@ def prove_serving(
             **facts,
         )
         write_summary(folder, evidence)
-        if found := plan_finding(served.bundle.name, evidence):
+        for found in plan_findings(served.bundle.name, evidence):
             LOG.warning("%s", found)
         if planned is not None and planned.refusal:
             facts[BY_PLAN] = True
-        return facts
+        return {name: fact for name, fact in facts.items() if name not in _NESTED}
 
     return make(stage, produce, fresh=lambda ref: not short_of_memory(ref.summary), heavy=True)
 
 
 BY_PLAN = "refused_by_plan"
+_NESTED = ("planned_memory", "memory")
+"""In the evidence alone, not in the few facts that a manifest repeats of it."""
 
 
 def plan_facts(planned: MemoryPlan) -> dict[str, Any]:
@@ -315,22 +318,28 @@ def plan_facts(planned: MemoryPlan) -> dict[str, Any]:
         "plan": planned.digest,
         "planned_kv_tokens": planned.kv_cache_tokens,
         "plan_exact": planned.exact,
+        "planned_memory": planned.memory,
     }
 
 
-def plan_finding(name: str, evidence: ServingEvidence) -> str:
-    """How the engine's KV cache differs from the plan; empty where it does not, by more than 5 %.
+def plan_findings(
+    name: str, evidence: ServingEvidence, points: Sequence[LoadPoint] = ()
+) -> list[str]:
+    """How the engine's KV cache and memory differ from the plan; empty where they do not.
 
-    A verdict comes of it only where the plan is counted (`eval_suites.plan_gate`).
+    `points`: of its load test, for the most that it held.
+    By more than 5 % where the plan's figure is counted, 25 % where it is an estimate. A verdict
+    comes of it only where it is certain (`eval_suites.plan_gate`).
     """
+    found = []
     share = apart(evidence.planned_kv_tokens, evidence.kv_cache_tokens)
-    if share is None or abs(share) <= APART:
-        return ""
-    how = "counted" if evidence.plan_exact else "an estimate"
-    return (
-        f"{name}: the engine has room for {evidence.kv_cache_tokens} KV tokens, its plan said "
-        f"{evidence.planned_kv_tokens} ({share:+.1%}, {how})"
-    )
+    if share is not None and abs(share) > APART:
+        how = "counted" if evidence.plan_exact else "an estimate"
+        found.append(
+            f"{name}: the engine has room for {evidence.kv_cache_tokens} KV tokens, its plan said "
+            f"{evidence.planned_kv_tokens} ({share:+.1%}, {how})"
+        )
+    return found + [f"{name}: {one.words}" for one in evidence.compared_memory(points) if one.apart]
 
 
 def short_of_memory(summary: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -326,7 +326,7 @@ class _Memory:
         self._pids = pids
         self._family: list[psutil.Process] = []
         self._looks = 0
-        self._gpus = _gpus()
+        self._gpus = gpu_handles()
 
     def now(self) -> tuple[int | None, int | None]:
         """Resident memory of the processes, and memory in use on the GPUs; None: not known.
@@ -343,7 +343,7 @@ class _Memory:
                 found.append(process.memory_info().rss)
             except psutil.Error:
                 continue
-        return (sum(found) if found else None), self._gpu_memory()
+        return (sum(found) if found else None), gpu_memory(self._gpus)
 
     def _look(self) -> list[psutil.Process]:
         family: dict[int, psutil.Process] = {}
@@ -356,18 +356,20 @@ class _Memory:
                 continue
         return list(family.values())
 
-    def _gpu_memory(self) -> int | None:
-        if not self._gpus:
-            return None
-        import pynvml
 
-        try:
-            return sum(pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in self._gpus)
-        except pynvml.NVMLError:
-            return None
+def gpu_memory(gpus: Sequence[Any]) -> int | None:
+    """Bytes in use on the GPUs of these handles, whoever uses them; None: not known."""
+    if not gpus:
+        return None
+    import pynvml
+
+    try:
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in gpus)
+    except pynvml.NVMLError:
+        return None
 
 
-def _gpus() -> list[Any]:
+def gpu_handles() -> list[Any]:
     """NVML's handles; empty without the package, the driver or a GPU."""
     try:
         import pynvml

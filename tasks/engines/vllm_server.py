@@ -20,12 +20,14 @@ from typing import Any, NoReturn, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from registry.engine_memory import MeasuredMemory
 from registry.errors import Infeasible, InfrastructureError, PilotageError, UserError
 from registry.json_files import json_object
 from registry.provenance import hardware
 from registry.serve_words import FOREIGN_ENV, serve_words, served_env
 from registry.settings import settings
 from tasks.engines.engine_kernels import emulated_kernels, is_quantized, kernels_of
+from tasks.engines.engine_memory import measured_memory
 from tasks.engines.ports import free_port, listens
 from tasks.engines.subprocesses import ProcessTree, wait_until
 
@@ -339,6 +341,11 @@ class VllmServer:
 
     @property
     def emulated(self) -> bool | None:
+    @property
+    def pids(self) -> list[int]:
+        """The first process of each of its parts."""
+        return [self.pid]
+
         """Whether a kernel is emulated, so that times say nothing; None: the log does not tell."""
         return None if self.emulated_kernels is None else bool(self.emulated_kernels)
 
@@ -348,6 +355,10 @@ class VllmServer:
 
     def metrics(self, by: str | None = None) -> dict[str, float]:
         """Counters and gauges of `/metrics` by name, summed over their labels.
+    def memory(self) -> MeasuredMemory:
+        """Of all its processes and the GPUs now, and what its log says of its start."""
+        return measured_memory(self.pids, self._own_log())
+
 
         Histograms are there as `..._sum` and `..._count`. With `by`, only the samples that carry
         this label, kept apart by it: `name{position="0"}`. Raises as `check_alive` does.
