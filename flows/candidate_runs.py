@@ -43,6 +43,7 @@ from registry.store import Absent
 from tasks.judging import Measured
 from tasks.latency import will_run
 from tasks.planning import CandidatePlan, ReleasePlan
+from tasks.plotting import begin_plots
 from tasks.progress import LOG
 from tasks.release_capacity import refused_before
 from tasks.serving import short_of_memory
@@ -65,7 +66,7 @@ def measure_candidates(todo: ReleasePlan, request: RecipeRequest) -> list[Measur
     """Every candidate of the release, in its order. Raises as `measure_candidate` does."""
     deployment = settings().candidate_deployment
     if not deployment:
-        return [measure_candidate(todo, wanted) for wanted in todo.candidates]
+        return [_measured_here(todo, wanted) for wanted in todo.candidates]
     begun = datetime.now(UTC)
     runs = Runs(deployment)
     with runs.ended():
@@ -74,6 +75,13 @@ def measure_candidates(todo: ReleasePlan, request: RecipeRequest) -> list[Measur
                 runs.start(wanted.name, request_of(todo, wanted, request))
         ends = runs.wait()
     return [result(todo, wanted, ends.get(wanted.name), begun) for wanted in todo.candidates]
+
+
+def _measured_here(todo: ReleasePlan, wanted: CandidatePlan) -> Measured:
+    measured = measure_candidate(todo, wanted)
+    # While the next one is quantized and its engine starts.
+    begin_plots([measured])
+    return measured
 
 
 def result(todo: ReleasePlan, wanted: CandidatePlan, end: End | None, begun: datetime) -> Measured:

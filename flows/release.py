@@ -35,6 +35,7 @@ from tasks.distillation import distill
 from tasks.events import emit_candidate_passed
 from tasks.judging import Measured, judge_candidates, judged_policy
 from tasks.planning import ResolvedRelease
+from tasks.plotting import begin_plots
 from tasks.progress import LOG
 from tasks.promoting import SmokeFailed
 from tasks.publishing import Awaiting, RecordedRelease, conclude, record
@@ -66,6 +67,7 @@ def release_model(request: ReleaseRequest) -> Ended[ReleaseOutcome]:
     distill(todo.distill, recipes.distill.checkpoint)
 
     measured = measure_candidates(todo, request)
+    begin_plots(measured)
     student = next(m for m in measured if m.name == recipes.release.reference_candidate)
     references = {"teacher": teacher_measured, "student": student}
     if any(gate.reference == "champion" for gate in policy.gates):

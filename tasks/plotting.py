@@ -3,14 +3,20 @@
 They lie in `reports/plots/RELEASE/NAME/`, the candidates over each other in `.../_compared/`. A
 folder that is there is whole and is not drawn again, so a release that is run again shows and logs
 the same files; to draw anew, remove it.
+
+A picture takes a fifth of a second of processor: `begin_plots` draws in a thread what was measured
+just now, while an engine works on what is next.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from registry.latency_plots import BY_RATE, PLOTS, compare_plots, telling, write_plots
@@ -29,19 +35,37 @@ Plots = Mapping[str, Sequence[Path]]
 """PNG files by candidate, and of all together as `_compared`."""
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A folder of plots: what it is called, the evidence that is read, and how it is drawn."""
+
+    name: str
+    evidence: tuple[tuple[str, Path], ...]
+    draw: Callable[[Path], Any]
+
+
+_drawing = ThreadPoolExecutor(1, thread_name_prefix="plots")
+"""One picture at a time: nobody promises more of the library that draws."""
+
+_begun: dict[tuple[tuple[str, Path], ...], Future[TemporaryDirectory[str]]] = {}
+"""What is being drawn, or is drawn, by its evidence; kept until a release takes it."""
+
+
+def begin_plots(measured: Sequence[Measured]) -> None:
+    """Draw in the background what `release_plots` will ask for, where a part of it is new."""
+    new = {one.name for one in measured if one.latency is not None and not one.latency.reused}
+    for job in _jobs(measured):
+        if job.evidence not in _begun and new & {name for name, _ in job.evidence}:
+            _begun[job.evidence] = _drawing.submit(_aside, job.draw)
+
+
 def release_plots(release: str, measured: Sequence[Measured]) -> dict[str, list[Path]]:
     """Plots of every candidate with a load test. What cannot be drawn is logged and left out.
 
     The evidence was judged without them, so a plot that fails refuses nothing.
     """
     root = settings().reports_dir / PLOTS / release[:12]
-    evidence = {one.name: one.latency.path for one in measured if one.latency is not None}
-    jobs: dict[str, Callable[[Path], Any]] = {
-        name: partial(write_plots, folder) for name, folder in evidence.items()
-    }
-    if len(evidence) > 1:
-        jobs[COMPARED] = partial(compare_plots, evidence)
-    found = {name: _drawn(root, name, draw) for name, draw in jobs.items()}
+    found = {job.name: _drawn(root, job) for job in _jobs(measured)}
     return {name: files for name, files in found.items() if files}
 
 
@@ -93,15 +117,41 @@ def lineage_picture(measured: Measured | None) -> str:
         return ""
 
 
-def _drawn(root: Path, name: str, draw: Callable[[Path], Any]) -> list[Path]:
-    folder, incoming = root / name, root / f".{name}.partial"
+def _jobs(measured: Sequence[Measured]) -> list[_Job]:
+    evidence = {one.name: one.latency.path for one in measured if one.latency is not None}
+    jobs = [
+        _Job(name, ((name, folder),), partial(write_plots, folder))
+        for name, folder in evidence.items()
+    ]
+    if len(evidence) > 1:
+        jobs.append(_Job(COMPARED, tuple(evidence.items()), partial(compare_plots, evidence)))
+    return jobs
+
+
+def _drawn(root: Path, job: _Job) -> list[Path]:
+    folder, incoming = root / job.name, root / f".{job.name}.partial"
+    begun = _begun.pop(job.evidence, None)
     try:
         if not folder.exists():
             shutil.rmtree(incoming, ignore_errors=True)
-            draw(incoming)
+            if begun is None:
+                begun = _drawing.submit(_aside, job.draw)
+            with begun.result() as drawn:
+                shutil.copytree(Path(drawn, PLOTS), incoming)
             incoming.rename(folder)
     except Exception as error:
         # Whatever a drawing library raises: the release was judged, and ends as it was judged.
-        LOG.warning("no plots of %s: %s", name, error)
+        LOG.warning("no plots of %s: %s", job.name, error)
         return []
     return sorted(folder.glob("*.png"))
+
+
+def _aside(draw: Callable[[Path], Any]) -> TemporaryDirectory[str]:
+    """Plots in a folder of their own, which does not outlive this process."""
+    folder = TemporaryDirectory(prefix="pilotage-plots-")
+    try:
+        draw(Path(folder.name, PLOTS))
+    except BaseException:
+        folder.cleanup()
+        raise
+    return folder

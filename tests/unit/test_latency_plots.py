@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,13 @@ from registry.measured_steps import Step, deciding, read_steps
 from registry.settings import CHECKOUT, settings
 from tasks import plotting
 from tasks.judging import Measured
-from tasks.plotting import compared_picture, latency_figures, plot_artifacts, release_plots
+from tasks.plotting import (
+    begin_plots,
+    compared_picture,
+    latency_figures,
+    plot_artifacts,
+    release_plots,
+)
 from tests.unit.load_builders import Queue
 
 SLA = "e2el p99 2000ms"
@@ -460,7 +467,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
 
 
 def ref(folder: Path) -> Any:
-    return SimpleNamespace(path=folder)
+    return SimpleNamespace(path=folder, reused=False)
 
 
 def test_the_plots_of_a_release_are_drawn_once(measured: dict[str, Any]) -> None:
@@ -495,6 +502,40 @@ def test_a_release_killed_in_the_middle_draws_the_rest(
     plots = release_plots("ab" * 32, list(measured.values()))
     assert [len(files) for files in plots.values()] == [4, 4, 2]
     assert all(path.read_bytes().startswith(PNG) for path in plots["int8"])
+
+
+def test_what_was_begun_is_what_is_drawn_and_is_drawn_once(
+    measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everyone = list(measured.values())
+    expected = {
+        name: [path.read_bytes() for path in files]
+        for name, files in release_plots("ab" * 32, everyone).items()
+    }
+    seen: list[str] = []
+
+    def counted(folder: Path, out: Path) -> None:
+        seen.append(f"{folder.name} by {current_thread().name}")
+        write_plots(folder, out)
+
+    monkeypatch.setattr(plotting, "write_plots", counted)
+    measured["int8"].latency.reused = True
+    for one in everyone:
+        begin_plots([one])
+    begin_plots(everyone)
+    plots = release_plots("cd" * 32, everyone)
+    # What is reused is drawn for the release where that has no picture of it.
+    assert seen == ["bf16 by plots_0", "int8 by plots_0"]
+    drawn = {name: [path.read_bytes() for path in files] for name, files in plots.items()}
+    assert drawn == expected
+
+
+def test_nothing_is_begun_for_what_is_reused(measured: dict[str, Any]) -> None:
+    for one in measured.values():
+        if one.latency is not None:
+            one.latency.reused = True
+    begin_plots(list(measured.values()))
+    assert not [key for key in plotting._begun if "bf16" in dict(key)]
 
 
 def test_what_cannot_be_drawn_refuses_nothing(
