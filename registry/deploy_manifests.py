@@ -33,26 +33,49 @@ MEMORY_SECONDS = 30
 """With three probes that must fail, a pod is out about a minute after its memory became full."""
 
 
+COMPOSE_KEY = "${VLLM_API_KEY:?set VLLM_API_KEY, clients must send it}"
+COMPOSE_PORTS = [f"127.0.0.1:${{PORT:-{PORT}}}:{PORT}"]
+
+
 # -- compose ---------------------------------------------------------------------------------
 
 
 def compose(deployment: Deployment) -> str:
     """`compose.yaml`; the folder that `deploy/` lies in is mounted read-only."""
-    service: dict[str, Any] = {
-        "image": _compose_image(deployment),
+    memory = memory_of(deployment)
+    header = [
+        "rendered, not run: Docker Compose around the gated `vllm serve` command.",
+        *identity(deployment),
+        f"memory: {memory.source}",
+        "",
+        "Start:  VLLM_API_KEY=... docker compose -f deploy/compose.yaml up",
+        f"It listens on 127.0.0.1 (PORT, default {PORT}). The folder above must be readable for "
+        f"user {USER}.",
+        "healthcheck: probe.py generates a token; unhealthy too when memory stays above "
+        f"{MEMORY_SHARE:.0%}.",
+        *image_notes(deployment, "Set VLLM_IMAGE to yours."),
+    ]
+    service = compose_service(deployment)
+    return yaml_file(header, [{"name": deployment.name, "services": {"vllm": service}}])
+
+
+def compose_service(deployment: Deployment) -> dict[str, Any]:
+    """One engine with its port published, and probed by a token."""
+    return {
+        "image": compose_image(deployment),
         "entrypoint": ["vllm"],
-        "command": [_no_variables(word) for word in container_words(deployment)],
+        "command": [no_variables(word) for word in container_words(deployment)],
         "environment": {
-            **{name: _no_variables(value) for name, value in _container_env(deployment).items()},
-            "VLLM_API_KEY": "${VLLM_API_KEY:?set VLLM_API_KEY, clients must send it}",
+            **{name: no_variables(value) for name, value in container_env(deployment).items()},
+            "VLLM_API_KEY": COMPOSE_KEY,
         },
-        "ports": [f"127.0.0.1:${{PORT:-{PORT}}}:{PORT}"],
+        "ports": COMPOSE_PORTS,
         "volumes": [{"type": "bind", "source": "..", "target": BUNDLE, "read_only": True}],
         "user": f"{USER}:0",
         "read_only": True,
         # Kernels are compiled into the home and loaded from there: not `noexec`, the default.
         "tmpfs": [f"{HOME}:exec,uid={USER},gid=0,mode=0770", "/tmp:exec,mode=1777"],
-        "shm_size": f"{_mebibytes(SHARED_MEMORY)}m",
+        "shm_size": f"{mebibytes(SHARED_MEMORY)}m",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "restart": "unless-stopped",
@@ -65,24 +88,10 @@ def compose(deployment: Deployment) -> str:
         },
         "deploy": {"resources": _compose_resources(deployment)},
     }
-    memory = memory_of(deployment)
-    header = [
-        "rendered, not run: Docker Compose around the gated `vllm serve` command.",
-        *_identity(deployment),
-        f"memory: {memory.source}",
-        "",
-        "Start:  VLLM_API_KEY=... docker compose -f deploy/compose.yaml up",
-        f"It listens on 127.0.0.1 (PORT, default {PORT}). The folder above must be readable for "
-        f"user {USER}.",
-        "healthcheck: probe.py generates a token; unhealthy too when memory stays above "
-        f"{MEMORY_SHARE:.0%}.",
-        *_image_notes(deployment, "Set VLLM_IMAGE to yours."),
-    ]
-    return yaml_file(header, [{"name": deployment.name, "services": {"vllm": service}}])
 
 
-def _compose_image(deployment: Deployment) -> str:
-    return _published_image(deployment) or (
+def compose_image(deployment: Deployment) -> str:
+    return published_image(deployment) or (
         f"${{VLLM_IMAGE:?set VLLM_IMAGE to an image with vLLM {deployment.public_version}}}"
         if _is_release(deployment.public_version)
         else "${VLLM_IMAGE:?set VLLM_IMAGE to an image with the gated vLLM}"
@@ -91,14 +100,14 @@ def _compose_image(deployment: Deployment) -> str:
 
 def _compose_resources(deployment: Deployment) -> dict[str, Any]:
     memory = memory_of(deployment)
-    reservations: dict[str, Any] = {"memory": f"{_mebibytes(memory.request)}m"}
+    reservations: dict[str, Any] = {"memory": f"{mebibytes(memory.request)}m"}
     if deployment.gpus:
         devices = {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}
         reservations["devices"] = [devices]
-    return {"limits": {"memory": f"{_mebibytes(memory.limit)}m"}, "reservations": reservations}
+    return {"limits": {"memory": f"{mebibytes(memory.limit)}m"}, "reservations": reservations}
 
 
-def _no_variables(text: str) -> str:
+def no_variables(text: str) -> str:
     """Compose and Kubernetes replace `$NAME` and `$(NAME)`; both read `$$` as `$`."""
     return text.replace("$", "$$")
 
@@ -109,20 +118,13 @@ def _no_variables(text: str) -> str:
 def kubernetes(deployment: Deployment) -> str:
     """`kubernetes.yaml`: ConfigMap with the probe, Deployment, Service, PodDisruptionBudget."""
     name = deployment.name
-    selector = {"app.kubernetes.io/name": "pilotage", "app.kubernetes.io/instance": name}
+    selector = selector_of(deployment)
     probe = PROBE_FILE.read_text(encoding="utf-8")
-    # A new probe gets a new name: pods are replaced, and old ones keep what they started with.
-    probe_name = f"{name}-probe-{hashlib.sha256(probe.encode()).hexdigest()[:8]}"
+    probe_name = f"{name}-probe-{short_digest(probe)}"
     memory = memory_of(deployment)
 
     def document(api: str, kind: str, called: str, **content: Any) -> dict[str, Any]:
-        labels = {**selector, "app.kubernetes.io/version": deployment.label}
-        return {
-            "apiVersion": api,
-            "kind": kind,
-            "metadata": {"name": called, "labels": labels},
-            **content,
-        }
+        return document_of(deployment, api, kind, called, **content)
 
     spec = {
         "replicas": 1,
@@ -145,12 +147,12 @@ def kubernetes(deployment: Deployment) -> str:
                     "prometheus.io/path": "/metrics",
                 },
             },
-            "spec": _pod(deployment, probe_name),
+            "spec": pod_of(deployment, probe_name),
         },
     }
     header = [
         "rendered, not run: Kubernetes around the gated `vllm serve` command.",
-        *_identity(deployment),
+        *identity(deployment),
         f"memory: {memory.source}",
         f"cores: {'one for each process' if deployment.gpus else 'as many as at the gate'}",
         "",
@@ -173,7 +175,7 @@ def kubernetes(deployment: Deployment) -> str:
         "the old one:",
         "the nodes need room for one more, of the kind that was gated, and the claim is mounted "
         "twice.",
-        *_image_notes(deployment, "Replace the image below; as it stands it cannot be pulled."),
+        *image_notes(deployment, "Replace the image below; as it stands it cannot be pulled."),
     ]
     documents = [
         document("v1", "ConfigMap", probe_name, data={"probe.py": Literal(probe)}),
@@ -198,27 +200,54 @@ def kubernetes(deployment: Deployment) -> str:
     return yaml_file(header, documents)
 
 
-def _pod(deployment: Deployment, probe_name: str) -> dict[str, Any]:
+def selector_of(deployment: Deployment) -> dict[str, str]:
+    """Labels of the pods that clients are sent to."""
+    return {
+        "app.kubernetes.io/name": "pilotage",
+        "app.kubernetes.io/instance": deployment.name,
+    }
+
+
+def document_of(
+    deployment: Deployment, api: str, kind: str, called: str, **content: Any
+) -> dict[str, Any]:
+    labels = {**selector_of(deployment), "app.kubernetes.io/version": deployment.label}
+    return {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": called, "labels": labels},
+        **content,
+    }
+
+
+def short_digest(text: str) -> str:
+    """For the name of a file's ConfigMap: a new file gets a new name, so that pods are replaced
+    and old ones keep what they started with."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def pod_of(deployment: Deployment, probe_name: str) -> dict[str, Any]:
+    """The pod of one engine, probed by a token."""
     memory = memory_of(deployment)
     requests: dict[str, str] = {
         "cpu": str(deployment.cores),
-        "memory": f"{_mebibytes(memory.request)}Mi",
+        "memory": f"{mebibytes(memory.request)}Mi",
     }
-    limits: dict[str, str] = {"memory": f"{_mebibytes(memory.limit)}Mi"}
+    limits: dict[str, str] = {"memory": f"{mebibytes(memory.limit)}Mi"}
     if deployment.gpus:
         requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(deployment.gpus)
     env: list[dict[str, Any]] = [
-        {"name": name, "value": _no_variables(value)}
-        for name, value in _container_env(deployment).items()
+        {"name": name, "value": no_variables(value)}
+        for name, value in container_env(deployment).items()
     ]
     key = {"name": f"{deployment.name}-api-key", "key": "api-key"}
     env.append({"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": key}})
     container = {
         "name": "vllm",
-        "image": _published_image(deployment)
-        or f"set-an-image.invalid/vllm:{_tag(deployment.public_version)}",
+        "image": published_image(deployment)
+        or f"set-an-image.invalid/vllm:{tag(deployment.public_version)}",
         "command": ["vllm"],
-        "args": [_no_variables(word) for word in container_words(deployment)],
+        "args": [no_variables(word) for word in container_words(deployment)],
         "env": env,
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": {"requests": requests, "limits": limits},
@@ -281,7 +310,7 @@ def _pod(deployment: Deployment, probe_name: str) -> dict[str, Any]:
             {"name": "tmp", "emptyDir": {}},
             {
                 "name": "shm",
-                "emptyDir": {"medium": "Memory", "sizeLimit": f"{_mebibytes(SHARED_MEMORY)}Mi"},
+                "emptyDir": {"medium": "Memory", "sizeLimit": f"{mebibytes(SHARED_MEMORY)}Mi"},
             },
         ],
     }
@@ -308,7 +337,7 @@ def container_words(deployment: Deployment) -> list[str]:
     )
 
 
-def _container_env(deployment: Deployment) -> dict[str, str]:
+def container_env(deployment: Deployment) -> dict[str, str]:
     """The gated environment, a home for caches and what the probe asks.
 
     A user without an entry in the image's passwd needs USER: torch asks who it is.
@@ -326,7 +355,7 @@ def _container_env(deployment: Deployment) -> dict[str, str]:
     }
 
 
-def _published_image(deployment: Deployment) -> str | None:
+def published_image(deployment: Deployment) -> str | None:
     """Upstream's image of the gated version; None for a build that upstream did not make."""
     if deployment.cpu_build or not _is_release(deployment.public_version):
         return None
@@ -337,19 +366,19 @@ def _is_release(version: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", version) is not None
 
 
-def _tag(version: str) -> str:
+def tag(version: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", version)[:100].lstrip(".-") or "unknown"
 
 
-def _identity(deployment: Deployment) -> list[str]:
+def identity(deployment: Deployment) -> list[str]:
     return [
         f"model {deployment.model}, bundle {deployment.bundle.digest}",
         f"gated with vLLM {deployment.bundle.engine_version} on {deployment.gated_on}",
     ]
 
 
-def _image_notes(deployment: Deployment, remedy: str) -> list[str]:
-    image = _published_image(deployment)
+def image_notes(deployment: Deployment, remedy: str) -> list[str]:
+    image = published_image(deployment)
     if image:
         return [
             "",
@@ -365,5 +394,5 @@ def _image_notes(deployment: Deployment, remedy: str) -> list[str]:
     ]
 
 
-def _mebibytes(count: int) -> int:
+def mebibytes(count: int) -> int:
     return -(-count // 2**20)

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from registry.deploy_attention import attention_page
 from registry.deploy_manifests import PROBE_FILE, compose, kubernetes
-from registry.deployment import Deployment, check, memory_of, one_line
+from registry.deploy_parts import (
+    PROXY_FILE,
+    PROXY_NAME,
+    compose_parts,
+    engines_of,
+    kubernetes_parts,
+    part_arguments,
+    part_env,
+    side_channel,
+)
+from registry.deployment import Deployment, check, memory_of, one_line, part_of
 from registry.grafana import dashboard
 from registry.serve_words import FOREIGN_ENV, SGLANG_FOREIGN_ENV, argument, speculative_config
 
@@ -48,13 +58,33 @@ def render(deployment: Deployment) -> dict[str, str]:
             "sglang-serve.sh": _own_sglang_script(deployment),
         }
     unit = f"pilotage-{deployment.name}.service"
+    if deployment.bundle.topology is not None:
+        return _in_parts(deployment, unit)
     return {
         "README.md": _fill("README.md.j2", deployment, unit=unit),
         "vllm-serve.sh": _vllm_script(deployment),
         "sglang-serve.sh": _sglang_script(deployment),
-        unit: _fill("pilotage.service.j2", deployment),
+        unit: _fill("pilotage.service.j2", deployment, script="vllm-serve.sh"),
         "compose.yaml": compose(deployment),
         "kubernetes.yaml": kubernetes(deployment),
+        "probe.py": PROBE_FILE.read_text(encoding="utf-8"),
+        "grafana-dashboard.json": dashboard(deployment),
+        "attention-backends.md": attention_page(deployment),
+    }
+
+
+def _in_parts(deployment: Deployment, unit: str) -> dict[str, str]:
+    """Of a bundle with prefill and decode apart: nothing of it was run as it stands here."""
+    script = "disaggregated-serve.sh"
+    return {
+        "README.md": _fill(
+            "README-disaggregated.md.j2", deployment, unit=unit, topology=deployment.bundle.topology
+        ),
+        script: _parts_script(deployment),
+        PROXY_NAME: PROXY_FILE.read_text(encoding="utf-8"),
+        unit: _fill("pilotage.service.j2", deployment, script=script),
+        "compose.yaml": compose_parts(deployment),
+        "kubernetes.yaml": kubernetes_parts(deployment),
         "probe.py": PROBE_FILE.read_text(encoding="utf-8"),
         "grafana-dashboard.json": dashboard(deployment),
         "attention-backends.md": attention_page(deployment),
@@ -75,17 +105,41 @@ def write(deployment: Deployment, folder: Path) -> list[Path]:
 
 
 def _vllm_script(deployment: Deployment) -> str:
-    bundle = deployment.bundle
-    speculative: list[str] = []
-    if bundle.draft is not None:
-        speculative = speculative_config(_DRAFT, bundle.num_speculative_tokens or 0).split(_DRAFT)
     return _fill(
         "vllm-serve.sh.j2",
         deployment,
-        arguments=_arguments(bundle.engine_args),
-        speculative=speculative,
+        arguments=_arguments(deployment.bundle.engine_args),
+        speculative=_speculative(deployment),
         foreign=FOREIGN_ENV,
     )
+
+
+def _parts_script(deployment: Deployment) -> str:
+    """Every engine with GPUs and ports of its own, and the proxy in front of them."""
+    topology, parts, gpu = deployment.bundle.topology, [], 0
+    for number, (role, _, name) in enumerate(engines_of(deployment)):
+        part = part_of(deployment, role)
+        own = {**part_env(deployment), **deployment.env, **side_channel("127.0.0.1", number)}
+        if part.gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpu, gpu + part.gpus)))
+            gpu += part.gpus
+        arguments = _arguments(part_arguments(deployment, role))
+        parts.append({"name": name, "role": role, "env": own, "arguments": arguments})
+    return _fill(
+        "disaggregated-serve.sh.j2",
+        deployment,
+        topology=topology,
+        parts=parts,
+        speculative=_speculative(deployment),
+        foreign=FOREIGN_ENV,
+    )
+
+
+def _speculative(deployment: Deployment) -> list[str]:
+    """vLLM's words for the draft, before and behind its folder; none without a draft."""
+    if deployment.bundle.draft is None:
+        return []
+    return speculative_config(_DRAFT, deployment.bundle.num_speculative_tokens or 0).split(_DRAFT)
 
 
 def _sglang_script(deployment: Deployment) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from registry.bundle import Bundle
 from registry.errors import Problem, UserError
 from registry.serve_words import served_env
+from registry.topology import ROLES, Role, gpus_of
 
 LONGEST_NAME = 40
 """A Kubernetes name may have 63 characters; the rest is for what is appended."""
@@ -75,6 +76,8 @@ class Deployment(BaseModel):
         """GPUs that one server takes; 0 where the bundle was gated on a CPU."""
         if self.cpu_build or not self.hardware.get("gpus"):
             return 0
+        if self.bundle.topology is not None:
+            return gpus_of(self.bundle.engine_args, self.bundle.topology)
         sizes = ["tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"]
         if self.bundle.engine == "sglang":
             # Each has two names, of which a command has one.
@@ -118,8 +121,37 @@ class Memory:
     source: str
 
 
+def part_of(deployment: Deployment, role: Role) -> Deployment:
+    """One engine of a role as if it were a server of its own: its arguments, its share of memory.
+
+    The peak that was measured is of all engines together, and each holds the weights.
+    """
+    bundle, peak = deployment.bundle, deployment.peak_memory_bytes
+    topology = bundle.topology
+    assert topology is not None, "the bundle is served by one engine"
+    args = topology.arguments(role, bundle.engine_args)
+    engines = topology.prefill + topology.decode
+    changes: dict[str, Any] = {
+        "bundle": bundle.model_copy(update={"topology": None, "engine_args": args}),
+        "peak_memory_bytes": None if peak is None else math.ceil(peak / engines),
+    }
+    if not deployment.gpus:
+        cores = max(1, int(deployment.hardware.get("cores") or 1) // engines)
+        changes["hardware"] = {**deployment.hardware, "cores": cores}
+    return deployment.model_copy(update=changes)
+
+
 def memory_of(deployment: Deployment) -> Memory:
     """Host memory of one server. The limit leaves the expected peak under MEMORY_SHARE of it."""
+    topology = deployment.bundle.topology
+    if topology is not None:
+        each = {role: memory_of(part_of(deployment, role)) for role in ROLES}
+        counts = {role: topology.engines(role) for role in ROLES}
+        return Memory(
+            sum(each[role].request * counts[role] for role in ROLES),
+            sum(each[role].limit * counts[role] for role in ROLES),
+            f"of {sum(counts.values())} engines together; {each['decode'].source}",
+        )
     if deployment.peak_memory_bytes:
         peak = deployment.peak_memory_bytes
         source = "the load test's peak, measured; no capacity plan yet"
@@ -181,7 +213,8 @@ def check(deployment: Deployment) -> None:
             )
         if "\0" in value:
             problems.append(Problem(f"serve recipe: env: {name!r}", "has a NUL character"))
-    if "\0" in deployment.model + repr_words(bundle.engine_args):
+    topology = bundle.topology.model_dump() if bundle.topology else {}
+    if "\0" in deployment.model + repr_words([bundle.engine_args, topology]):
         problems.append(Problem("serve recipe: engine_args", "has a NUL character"))
     if problems:
         raise UserError(problems)

@@ -17,10 +17,13 @@ import pytest
 import yaml
 
 from registry.deploy_attention import GENERATIONS, attention_backend
+from registry.deploy_parts import part_words
 from registry.deployables import render, write
 from registry.settings import settings
+from registry.topology import ROLES
 from tests.mock_server import MockServer, serving
 from tests.unit.deploy_builders import deployment, fake_vllm, on_gpus, path_with, said
+from tests.unit.test_deploy_parts import ON_CPU
 
 PARSE = """
 import json, sys
@@ -85,6 +88,7 @@ NAMES = [
     "tensor_parallel_size",
     "kv_cache_memory_bytes",
     "speculative_config",
+    "kv_transfer_config",
 ]
 CAPABILITIES = [
     tuple(int(digit) for digit in capability.split("."))
@@ -115,6 +119,7 @@ def test_the_installed_engine_reads_every_command(tmp_path: Path) -> None:
         commands.append(said(engine)[0][1:])
     compose = yaml.safe_load(render(cases[0])["compose.yaml"])["services"]["vllm"]
     commands.append([word.replace("$$", "$") for word in compose["command"][1:]])
+    commands += [part_words(ON_CPU, role, "/bundle/x", 8000, "0.0.0.0")[1:] for role in ROLES]
     taken = [attention_backend(capability) for capability in CAPABILITIES]
     asked = {
         "commands": commands,
@@ -133,7 +138,12 @@ def test_the_installed_engine_reads_every_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout[done.stdout.index('{"found"') :])
-    script, gpus, container = answer["found"]
+    script, gpus, container, *parts = answer["found"]
+    for part, role in zip(parts, ("kv_producer", "kv_consumer"), strict=True):
+        transfer = part["kv_transfer_config"]
+        for said_of in ("NixlConnector", role, "kv_buffer_device='cpu'", "policy='fail'"):
+            assert said_of in transfer
+        assert part["speculative_config"]["model"] == "/bundle/x/draft"
     assert script["model"] == str(tmp_path / "it's 0" / "target")
     assert script["served_model_name"] == ["Freight's $(best)"]
     assert (script["host"], script["port"]) == ("127.0.0.1", 8000)
