@@ -225,12 +225,14 @@ class VllmServer:
         num_speculative_tokens: int = 0,
         python: Path | None = None,
         where: str = "serve recipe",
+        api_key: str | None = None,
     ) -> None:
+        """`api_key`: None makes one; the parts of one server share theirs."""
         self.target = target.resolve()
         self.draft = draft.resolve() if draft else None
         self.log = log
         self.served_name = served_name
-        self.api_key = secrets.token_urlsafe(32)
+        self.api_key = api_key or secrets.token_urlsafe(32)
         self.port = 0
         self.startup_seconds = 0.0
         self.kv_cache_tokens: int | None = None
@@ -340,12 +342,12 @@ class VllmServer:
         return self._started.pid
 
     @property
-    def emulated(self) -> bool | None:
-    @property
     def pids(self) -> list[int]:
         """The first process of each of its parts."""
         return [self.pid]
 
+    @property
+    def emulated(self) -> bool | None:
         """Whether a kernel is emulated, so that times say nothing; None: the log does not tell."""
         return None if self.emulated_kernels is None else bool(self.emulated_kernels)
 
@@ -353,12 +355,12 @@ class VllmServer:
         """Resident memory of all its processes now, in bytes."""
         return self._started.memory_bytes()
 
-    def metrics(self, by: str | None = None) -> dict[str, float]:
-        """Counters and gauges of `/metrics` by name, summed over their labels.
     def memory(self) -> MeasuredMemory:
         """Of all its processes and the GPUs now, and what its log says of its start."""
         return measured_memory(self.pids, self._own_log())
 
+    def metrics(self, by: str | None = None) -> dict[str, float]:
+        """Counters and gauges of `/metrics` by name, summed over their labels.
 
         Histograms are there as `..._sum` and `..._count`. With `by`, only the samples that carry
         this label, kept apart by it: `name{position="0"}`. Raises as `check_alive` does.
@@ -396,8 +398,11 @@ class VllmServer:
         assert self._tree is not None, "not started"
         return self._tree
 
+    def _choose_port(self) -> int:
+        return free_port()
+
     def _start(self) -> None:
-        self.port = free_port()
+        self.port = self._choose_port()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         # Not from the checkout: `python -m` would put our packages before vLLM's own imports.
