@@ -217,7 +217,7 @@ def validate_files(paths: Sequence[Path]) -> int:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(path.rglob("*.yaml"))
+            found = yaml_below(path)
             files += [file for file in found if "tasks" not in file.relative_to(path).parts]
         else:
             files.append(path)
@@ -239,6 +239,22 @@ def validate_files(paths: Sequence[Path]) -> int:
     if problems:
         raise UserError(problems)
     return len(files)
+
+
+def yaml_below(folder: Path) -> list[Path]:
+    """Every YAML file below a folder. Raises `UserError` for a folder that cannot be read: what
+    was not looked at must not count as valid.
+    """
+
+    def unreadable(error: OSError) -> None:
+        raise UserError.at(error.filename, f"cannot be read ({error.strerror})", "make it readable")
+
+    return sorted(
+        Path(root, name)
+        for root, _, names in os.walk(folder, onerror=unreadable)
+        for name in names
+        if name.endswith((".yaml", ".yml"))
+    )
 
 
 # -- doctor ----------------------------------------------------------------------------------

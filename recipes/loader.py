@@ -24,8 +24,8 @@ from registry.errors import Problem, UserError
 
 RECIPES_DIR = Path(__file__).resolve().parent
 MAX_BYTES = 1 << 20
-MAX_ALIASES = 30
-"""A few hundred bytes of aliases to aliases can stand for billions of values."""
+MAX_EXPANDED = 4 << 20
+"""Letters and values of a file with each alias in full: aliases to aliases stand for billions."""
 MAX_DEPTH = 100
 LONGEST_NAME = 150
 """Bytes of a file's name without its ending; a file system takes 255, and a report's adds some."""
@@ -40,16 +40,29 @@ Model = TypeVar("Model", bound=BaseModel)
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML keeps the last of two equal keys; here that is a mistake that is named."""
 
-    aliases = 0
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.sizes: dict[yaml.Node, int] = {}
+        """Letters and values below each node that is read to its end, its aliases in full."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            self.aliases += 1
-            if self.aliases > MAX_ALIASES:
-                raise yaml.composer.ComposerError(
-                    None, None, f"more than {MAX_ALIASES} aliases", self.peek_event().start_mark
-                )
-        return super().compose_node(parent, index)
+        mark = self.peek_event().start_mark
+        node = super().compose_node(parent, index)
+        if node not in self.sizes:
+            self.sizes[node] = self._size(node)
+        if self.sizes[node] > MAX_EXPANDED:
+            what = f"with its aliases in full it has more than {MAX_EXPANDED} letters and values"
+            raise yaml.composer.ComposerError(None, None, what, mark)
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        # What is inside of itself has no size yet; it is refused when it is read.
+        if isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        else:
+            below = node.value if isinstance(node, yaml.SequenceNode) else []
+        own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        return 1 + own + sum(self.sizes.get(part, 0) for part in below)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -69,12 +82,23 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-# YAML 1.1 reads `1e-3` as text; people mean the number.
-_UniqueKeyLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+# YAML 1.1 reads `1e-3` as text, `1:30` as 90 and `010` as 8: nobody means that. What is no number
+# here stays a text, which a number's field refuses.
+_PLAIN_NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)",
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
+    ),
+}
+_UniqueKeyLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _PLAIN_NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _number in _PLAIN_NUMBERS.items():
+    _UniqueKeyLoader.add_implicit_resolver(
+        _tag, re.compile(f"^(?:{_number})$"), list("-+.0123456789")
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -180,11 +204,31 @@ def validate(
     for dotted, value in (overrides or {}).items():
         content = _with(content, dotted.split("."), value, dotted)
     try:
-        return model.model_validate(content)
+        read = model.model_validate(content)
     except ValidationError as error:
         raise UserError(
             [_problem(source, content, detail, model) for detail in error.errors()]
         ) from None
+    if truths := [*_truths_for_numbers(content, read.model_dump())]:
+        raise UserError(
+            [Problem(f"{source}: {at}", f"is {value}, no number", "write digits")
+             for at, value in truths]
+        )  # fmt: skip
+    return read
+
+
+def _truths_for_numbers(
+    written: Any, read: Any, at: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool]]:
+    """Places where `yes` or `off` was taken for 1 or 0: pydantic reads them so."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key in written.keys() & read.keys():
+            yield from _truths_for_numbers(written[key], read[key], (*at, str(key)))
+    elif isinstance(written, list) and isinstance(read, list | tuple):
+        for index, (one, other) in enumerate(zip(written, read, strict=False)):
+            yield from _truths_for_numbers(one, other, (*at, str(index)))
+    elif isinstance(written, bool) and isinstance(read, int | float) and read is not written:
+        yield ".".join(at), written
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -193,17 +237,18 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     problems = []
     for assignment in assignments:
         dotted, equals, text = assignment.partition("=")
-        if not equals or not all(part for part in dotted.split(".")):
-            problems.append(Problem(f"--set {assignment}", "is not KEY.KEY=VALUE", "e.g. seed=1"))
+        parts = dotted.split(".")
+        if not equals or not all(parts) or len(parts) > MAX_DEPTH:
+            what = "is not KEY.KEY=VALUE"
+            problems.append(Problem(f"--set {_start(assignment)}", what, "e.g. seed=1"))
             continue
         try:
             value = yaml.load(text, _UniqueKeyLoader)
             canonical_json(value).encode("utf-8")
             parsed[dotted] = value
         except (yaml.YAMLError, *NO_VALUE):
-            shown = assignment if len(assignment) <= 80 else assignment[:77] + "..."
             what = "value is not YAML that a recipe can hold"
-            problems.append(Problem(f"--set {shown!a}", what, "quote it"))
+            problems.append(Problem(f"--set {_start(assignment)!a}", what, "quote it"))
     if problems:
         raise UserError(problems)
     return parsed
@@ -213,15 +258,16 @@ def _with(content: Any, parts: list[str], value: Any, dotted: str) -> Any:
     """`content` with the value at `parts` replaced; parts are mapping keys or list positions."""
     head, rest = parts[0], parts[1:]
     if isinstance(content, list):
-        if not head.isdecimal() or int(head) >= len(content):
+        if head not in map(str, range(len(content))):
             raise UserError.at(
-                f"--set {dotted}", f"no item {head!r}", f"use 0 to {len(content) - 1}"
+                f"--set {_start(dotted)}", f"no item {cut(head)}", f"use 0 to {len(content) - 1}"
             )
         index = int(head)
         changed = _with(content[index], rest, value, dotted) if rest else value
         return [*content[:index], changed, *content[index + 1 :]]
     if not isinstance(content, dict):
-        raise UserError.at(f"--set {dotted}", f"{head!r} is below a plain value", "shorten the key")
+        what = f"{cut(head)} is below a plain value"
+        raise UserError.at(f"--set {_start(dotted)}", what, "shorten the key")
     changed = _with(content.get(head, {}), rest, value, dotted) if rest else value
     return {**content, head: changed}
 
@@ -262,6 +308,10 @@ def cut(value: Any) -> str:
     """A value for a message, cut where it is long."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _start(words: str) -> str:
+    return words if len(words) <= 80 else words[:77] + "..."
 
 
 class _Key:

@@ -80,8 +80,55 @@ def test_values_that_yaml_itself_stumbles_over(tmp_path: Path, text: str) -> Non
 def test_aliases_of_aliases_do_not_multiply(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    with pytest.raises(UserError, match="more than 30 aliases"):
+    with pytest.raises(UserError, match="with its aliases in full it has more than"):
         loader.read_yaml(written(tmp_path, "\n".join(lines)))
+
+
+def test_few_aliases_of_a_long_text_do_not_multiply_either(tmp_path: Path) -> None:
+    lines = [f"a0: &a0 {'x' * 400_000}"]
+    lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 9)]
+    with pytest.raises(UserError, match=r":4:5: not YAML: with its aliases in full"):
+        loader.read_yaml(written(tmp_path, "\n".join(lines)))
+    with pytest.raises(UserError, match="value is not YAML that a recipe can hold"):
+        loader.parse_overrides(["a=[" + ", ".join(line[4:] for line in lines) + "]"])
+
+
+def test_small_aliases_may_be_many(tmp_path: Path) -> None:
+    text = "pool: &pool {name: gpu}\nall:\n" + "  - <<: *pool\n" * 200
+    assert loader.read_yaml(written(tmp_path, text))["all"] == [{"name": "gpu"}] * 200
+
+
+@pytest.mark.parametrize("word", ["1:30", "010", "1:30.5"])
+def test_what_yaml_1_1_alone_calls_a_number_is_none(tmp_path: Path, word: str) -> None:
+    assert loader.read_yaml(written(tmp_path, f"x: {word}")) == {"x": word}
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("0", 0), ("-3", -3), ("0x1F", 31), ("1_000", 1000), ("1e-3", 0.001), ("1.5E3", 1500.0),
+     (".5", 0.5)],
+)  # fmt: skip
+def test_numbers_are_read_as_people_write_them(tmp_path: Path, word: str, number: float) -> None:
+    read = loader.read_yaml(written(tmp_path, f"x: {word}"))["x"]
+    assert (read, type(read)) == (number, type(number))
+
+
+def test_yes_and_off_are_no_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD.replace("epochs: 1", "epochs: yes"))
+    with pytest.raises(UserError, match=r"r\.yaml: epochs: is True, no number"):
+        loader.load(str(path), "distill", DistillRecipe)
+    with pytest.raises(UserError, match=r"prompts\.sizes\.eval: is True"):
+        loader.load(
+            "freight_demo", "release", ReleaseRecipe, overrides={"prompts.sizes.eval": True}
+        )
+
+
+def test_overrides_that_lead_too_deep_or_too_far() -> None:
+    with pytest.raises(UserError, match=r"--set a\.a\..*is not KEY"):
+        loader.parse_overrides([".".join("a" * 5000) + "=1"])
+    with pytest.raises(UserError, match="no item '9999"):
+        loader.load("freight_demo", "release", ReleaseRecipe,
+                    overrides={f"candidates.{'9' * 5000}.name": "x"})  # fmt: skip
 
 
 def test_a_file_in_another_encoding(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""`pilotage validate`: what was not looked at never counts as valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.rendering import validate_files, yaml_below
+from recipes.loader import RECIPES_DIR
+from registry.errors import UserError
+
+
+def test_both_endings_are_read(tmp_path: Path) -> None:
+    whole = (RECIPES_DIR / "serve" / "vllm_cpu_2core.yaml").read_text()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.yaml").write_text(whole)
+    (tmp_path / "inner" / "b.yml").write_text(whole)
+    assert validate_files([tmp_path]) == 2
+    (tmp_path / "inner" / "b.yml").write_text("kind: serv")
+    with pytest.raises(UserError, match=r"inner/b\.yml: kind: is 'serv'"):
+        validate_files([tmp_path])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone: cannot be read \(No such file"):
+        yaml_below(tmp_path / "gone")
