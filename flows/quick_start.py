@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Thread
 
+from registry.errors import PilotageError
 from registry.outcome import ReleaseOutcome
 from registry.settings import settings
 
@@ -23,7 +24,7 @@ def run_release(
         from flows.forms import ReleaseRequest, request_of
         from flows.release import release_model
 
-        import_mlflow()
+        open_mlflow()
     request = request_of(ReleaseRequest, recipe=recipe, overrides=list(overrides), prompts=prompts)
     return outcome_of(release_model, request)
 
@@ -59,12 +60,18 @@ def _start(server: object) -> None:
         server.start()  # type: ignore[attr-defined]
 
 
-def import_mlflow() -> None:
-    """What the first question to MLflow would import, with the store of a database."""
+def open_mlflow() -> None:
+    """What the first question to MLflow would import and open, with the store of a database.
+
+    In a new home its tables are made. What goes wrong is told by who asks the first question.
+    """
     from registry.tracking import quiet_mlflow
+    from tasks.bundles import tracker
 
     quiet_mlflow()
     importlib.import_module("mlflow")
     if "://" in settings().tracking_uri and not settings().tracking_uri.startswith("http"):
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
         importlib.import_module("mlflow.store.model_registry.sqlalchemy_store")
+    with suppress(PilotageError):
+        _ = tracker().client

@@ -218,21 +218,23 @@ class Tracker:
         if known is not None and known[1] == "FINISHED":
             return known[0]
         ended = _milliseconds(stage.made_at)
+        tags = {**stage.tags, "pilotage.reused": str(stage.reused).lower()}
         if known is None:
+            # With its tags: a database writes them in one go with the run.
             run = self.client.create_run(
                 experiment,
                 start_time=ended - round(stage.seconds * 1000),
                 run_name=stage.name,
-                tags={_TAG_PARENT: parent, TAG_KEY: stage.key},
+                tags={**_clean_tags(tags), _TAG_PARENT: parent, TAG_KEY: stage.key},
             )
             run_id = str(run.info.run_id)
         else:
             run_id = known[0]
-        tags = {**stage.tags, "pilotage.reused": str(stage.reused).lower()}
+            self._log(run_id, tags=tags)
         numbers = {**stage.metrics, "seconds": stage.seconds}
         metrics = scalar_metrics(numbers, ended) + point_metrics(stage.points, ended)
         metrics += kept_rate_metrics(stage.kept_rate, ended)
-        self._log(run_id, metrics=metrics, params=stage.params, tags=tags)
+        self._log(run_id, metrics=metrics, params=stage.params)
         self._write_texts(run_id, stage.texts)
         for path in stage.files:
             self.client.log_artifact(run_id, str(path))
@@ -362,9 +364,7 @@ class Tracker:
             _write_json(written / OUTCOME_FILE, outcome.model_dump(mode="json"))
             for kind, path in evidence.items():
                 (written / f"evidence-{kind}.json").write_bytes(path.read_bytes())
-            for name, text in texts.items():
-                (written / name).parent.mkdir(parents=True, exist_ok=True)
-                (written / name).write_text(text, encoding="utf-8")
+            _write_into(written, texts)
             self.client.log_model_artifacts(model_id, folder)
         at = _milliseconds(measured_at)
         metrics = scalar_metrics(outcome.metrics, at, model_id)
@@ -403,15 +403,19 @@ class Tracker:
         from mlflow.entities import Param, RunTag
 
         all_params = [Param(clean_name(k), str(v)) for k, v in (params or {}).items()]
-        all_tags = [RunTag(clean_name(k), str(v)[:_TAG_LENGTH]) for k, v in (tags or {}).items()]
+        all_tags = [RunTag(name, value) for name, value in _clean_tags(tags or {}).items()]
         longest = max(len(metrics), len(all_params), len(all_tags))
         for start in range(0, longest, _BATCH):
             part = slice(start, start + _BATCH)
             self.client.log_batch(run_id, metrics[part], all_params[part], all_tags[part])
 
     def _write_texts(self, run_id: str, texts: Mapping[str, str]) -> None:
-        for name, text in texts.items():
-            self.client.log_text(run_id, text, name)
+        if not texts:
+            return
+        # As one folder: MLflow asks its database where they go for every call.
+        with tempfile.TemporaryDirectory(prefix="pilotage-") as folder:
+            _write_into(Path(folder), texts)
+            self.client.log_artifacts(run_id, folder)
 
 
 # -- small things ----------------------------------------------------------------------------
@@ -461,6 +465,10 @@ def _candidate_tags(outcome: CandidateOutcome) -> dict[str, str]:
     }
 
 
+def _clean_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {clean_name(name): str(value)[:_TAG_LENGTH] for name, value in tags.items()}
+
+
 def _bundle_params(bundle: Bundle) -> dict[str, str]:
     return {
         "engine": f"{bundle.engine} {bundle.engine_version}",
@@ -469,6 +477,12 @@ def _bundle_params(bundle: Bundle) -> dict[str, str]:
         "num_speculative_tokens": str(bundle.num_speculative_tokens or 0),
         "topology": topology_words(bundle.topology),
     }
+
+
+def _write_into(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _write_json(path: Path, content: Any) -> None:
