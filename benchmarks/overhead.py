@@ -6,7 +6,9 @@ Runs the release in this process, as `pilotage release` does, with a clock aroun
 Every second of the run belongs to one row: that of the innermost call it was spent in. The
 `engine` rows are processes of `run_job`, the start and the answers of a served engine, and load
 tests, by stage; all others are orchestration. `prefect start` is Prefect's own: its import and the
-start of its temporary server. Waiting for a device that another run holds is neither.
+start of its temporary server. What we import while that server starts makes nobody wait, so it is
+counted with Prefect's start, as long as that takes. Waiting for a device that another run holds is
+neither.
 
 Prints a table and one JSON line. Times are those of this machine now; ratios are the result.
 """
@@ -47,6 +49,7 @@ CALLS = {
         "registry.store:Store.last_seconds",
         "registry.store:Store.remove_stale",
     ],
+    "files to the disk": ["registry.store:Store._publish"],
     "plan": ["tasks.planning:plan", "tasks.planning:resolve"],
     "prefect start": ["prefect.server.api.server:SubprocessASGIServer.start"],
     "prefect": ["prefect.tasks:Task.__call__", "prefect.flows:Flow.__call__"],
@@ -74,7 +77,7 @@ CALLS = {
 }
 """Row of the table: `module:name` of what is clocked. A name that is gone is an error."""
 
-REST = "rest"
+REST, MAKING = "rest", "stages' own work"
 IMPORTS = {"prefect": "prefect start", "mlflow": "mlflow, ledger"}
 """Row of an import by its first package; any other is `imports`."""
 
@@ -85,7 +88,9 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
-        self.engines: dict[str, float] = defaultdict(float)
+        self.by_stage: dict[str, dict[str, float]] = {
+            row: defaultdict(float) for row in ("engine", MAKING)
+        }
         self._rows = [REST]
         self._since, self._worked = time.monotonic(), time.thread_time()
 
@@ -108,14 +113,16 @@ class Clock:
         row, spent = self._rows[-1], now - self._since
         self.seconds[row] += spent
         self.cpu[row] += worked - self._worked
-        if row == "engine":
+        if row in self.by_stage:
             from tasks.run_log import mark
 
-            self.engines[mark().doing] += spent
+            self.by_stage[row][mark().doing] += spent
         self._since, self._worked = now, worked
 
-    def stop(self) -> None:
+    def now(self) -> dict[str, float]:
+        """Seconds by row until now."""
         self._charge()
+        return dict(self.seconds)
 
 
 def clocked(clock: Clock, row: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,6 +148,18 @@ def put_clocks(clock: Clock) -> None:
             setattr(owner, last, after)
             if not path:
                 _everywhere(before, after)
+
+
+def put_clock_on_produce(clock: Clock) -> None:
+    """What a stage does itself, around its engine, is not the store's."""
+    from registry.store import Store
+
+    before = Store._produce
+
+    def run(shelf: Store, stage: Any, produce: Any, provenance: dict[str, Any]) -> Any:
+        return before(shelf, stage, clocked(clock, MAKING, produce), provenance)
+
+    Store._produce = run  # type: ignore[method-assign]
 
 
 def _everywhere(before: Any, after: Any) -> None:
@@ -198,26 +217,40 @@ def measure(recipe: str, overrides: Sequence[str], in_turn: bool) -> dict[str, A
 
     if in_turn:
         quick_start.server_meanwhile = nullcontext  # type: ignore[assignment]
-    ready = quick_start.server_meanwhile
+    ready, start = quick_start.server_meanwhile, quick_start._start
+    begun, ended = [0.0], [0.0]
+    beside = 0.0
+
+    def timed_start(server: object) -> None:
+        begun[0] = time.monotonic()
+        start(server)
+        ended[0] = time.monotonic()
 
     @contextmanager
     def then_clocks() -> Iterator[None]:
+        nonlocal beside
         with ready():
+            before = clock.now()
             yield
+            after, imported = clock.now(), time.monotonic()
             put_clocks(clock)
             put_clock_on_tasks(clock)
+            put_clock_on_produce(clock)
             waiting = clock.row("prefect start")
             waiting.__enter__()
         waiting.__exit__(None, None, None)
+        own = after.get("prefect start", 0.0) - before.get("prefect start", 0.0)
+        beside = max(0.0, min(ended[0], imported) - begun[0] - own)
 
+    quick_start._start = timed_start
     quick_start.server_meanwhile = then_clocks
     outcome = quick_start.run_release(recipe, overrides)
-    clock.stop()
+    clock.now()
     wall = time.monotonic() - started
     rows = {name: round(seconds, 2) for name, seconds in sorted(clock.seconds.items())}
-    engine, start = rows.get("engine", 0.0), rows.get("prefect start", 0.0)
+    engine, waiting = rows.get("engine", 0.0), rows.get("prefect start", 0.0)
     waited = rows.get("other runs' turn", 0.0)
-    orchestration = wall - engine - start - waited
+    orchestration = wall - engine - waiting - beside - waited
     return {
         "recipe": outcome.name,
         "verdict": outcome.verdict.value,
@@ -225,13 +258,17 @@ def measure(recipe: str, overrides: Sequence[str], in_turn: bool) -> dict[str, A
         "reused": sum(stage.reused for stage in outcome.stages),
         "wall_s": round(wall, 2),
         "engine_s": engine,
-        "prefect_start_s": start,
+        "prefect_start_s": round(waiting + beside, 2),
+        "beside_prefect_start_s": round(beside, 2),
         "waited_s": waited,
         "orchestration_s": round(orchestration, 2),
         "orchestration_share": round(orchestration / wall, 4),
         "rows": rows,
         "cpu": {name: round(seconds, 2) for name, seconds in sorted(clock.cpu.items())},
-        "engines": {name: round(seconds, 2) for name, seconds in clock.engines.items()},
+        "by_stage": {
+            row: {name: round(seconds, 2) for name, seconds in stages.items()}
+            for row, stages in clock.by_stage.items()
+        },
     }
 
 
@@ -242,9 +279,12 @@ def table(found: dict[str, Any]) -> str:
         cpu = found["cpu"][name]
         share = 100 * seconds / wall
         lines.append(f"  {name:<22}{seconds:>9.2f} s{share:>7.1f} %{cpu:>9.2f} s of this thread")
-        if name == "engine":
-            engines = sorted(found["engines"].items(), key=lambda row: -row[1])
-            lines += [f"    {stage:<28}{spent:>8.2f} s" for stage, spent in engines]
+        stages = sorted(found["by_stage"].get(name, {}).items(), key=lambda row: -row[1])
+        lines += [f"    {stage:<28}{spent:>8.2f} s" for stage, spent in stages if spent >= 0.05]
+    lines.append(
+        f"Prefect's own start: {found['prefect_start_s']:.1f} s; "
+        f"{found['beside_prefect_start_s']:.1f} s of our imports were beside it"
+    )
     lines.append(
         f"orchestration beyond Prefect's start: {found['orchestration_s']:.1f} s of {wall:.1f} s "
         f"({100 * found['orchestration_share']:.1f} %)"
