@@ -192,6 +192,10 @@ def test_a_cancelled_release_cancels_the_runs_of_its_candidates(
 ) -> None:
     """Cancelled while its candidates have runs of their own"""
     tell(caused="cancel of the parent run", stage="draft w8a8_tiny, in a child run")
+    expected = {"w8a8_int8-eagle3": "Measured", "refused": "Infeasible"}
+    if not station.world.entries("latency", "bf16"):
+        # Where not all of the cancels ran before.
+        expected["bf16"] = "Measured"
     since = len(station.log())
     run = station.start(PILOTAGE_CANDIDATE_DEPLOYMENT="candidate/one")
     station.said(r"\] draft w8a8_tiny: making", since)
@@ -225,12 +229,16 @@ def test_after_all_of_it_a_run_ends_well(station: Station, tell: Tell) -> None:
     for stage in ("serving", "accuracy"):
         if station.world.entries(stage, "refused"):
             station.world.forget(stage, "refused")
+    expected = {"w8a8_int8-eagle3": "Measured", "refused": "Infeasible"}
+    if not station.world.entries("latency", "bf16"):
+        # Where not all of the cancels ran before.
+        expected["bf16"] = "Measured"
     since = len(station.log())
     run = station.start(PILOTAGE_CANDIDATE_DEPLOYMENT="candidate/one")
     _, name, message = station.ends_as(run, "COMPLETED")
     assert message.startswith("PASS: tiny-assistant@champion is version 1"), message
     said = station.log()[since:]
     children = re.findall(r"candidate (\S+): its run \S+ ended as (\w+)", said)
-    assert dict(children) == {"w8a8_int8-eagle3": "Measured", "refused": "Infeasible"}
+    assert dict(children) == expected
     assert not station.others() or until(lambda: not station.others(), LEFT)
     tell(caused="nothing", stage="", seen=message[:120], status=name, then="")
