@@ -24,6 +24,7 @@ from registry.engine_memory import (
     highest,
 )
 from registry.errors import UserError
+from registry.transfer import Transfer
 
 SUMMARY = "summary.json"
 ITEMS = "items.parquet"
@@ -96,6 +97,12 @@ class Unusable(Exception):
     """Evidence that cannot be judged; the text is the reason. A gate makes INVALID of it."""
 
 
+TRANSFER = (
+    "Of a server in parts: what its engines counted meanwhile; all prompts came by transfer. Of a "
+    "measurement that was stopped and went on: since then."
+)
+
+
 class AccuracyEvidence(Recorded):
     """One bundle, one suite: sample accounting first, then the means."""
 
@@ -120,6 +127,9 @@ class AccuracyEvidence(Recorded):
     )
     measured_at: datetime | None
     seconds: float | None
+    transfer: Transfer | None = Field(
+        default=None, exclude_if=lambda transfer: transfer is None, description=TRANSFER
+    )
 
 
 class LoadPoint(Recorded):
@@ -212,6 +222,9 @@ class LatencyEvidence(Recorded):
         "is the bundle's. None: not known (somebody else's server, or older evidence).",
     )
     production: bool = Field(default=True, description="As in the load profile.")
+    transfer: Transfer | None = Field(
+        default=None, exclude_if=lambda transfer: transfer is None, description=TRANSFER
+    )
     measured_at: datetime
     seconds: float
 
@@ -253,14 +266,6 @@ class ServingEvidence(Recorded):
     )
     emulated: bool | None = Field(default=None, description="As in `LatencyEvidence`.")
     measured_at: datetime
-
-    @property
-    def floor_bytes(self) -> int | None:
-        """Of the plan, on all GPUs together or the CPU; None: it does not know."""
-        found = self.planned_memory
-        if found is None or found.floor_bytes is None:
-            return None
-        return found.floor_bytes * max(1, found.gpus)
 
     def compared_memory(self, points: Sequence[LoadPoint] = ()) -> list[ComparedMemory]:
         """Planned and measured side by side; `points` of its load test, for the peak."""
@@ -314,6 +319,13 @@ def percentiles(values: list[float], failed: int = 0) -> dict[str, float | None]
 def write_summary(folder: Path, evidence: Evidence) -> None:
     text = evidence.model_dump_json(indent=1)
     (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+
+
+def note_transfer(folder: Path, transfer: Transfer | None) -> None:
+    """Add to the evidence in `folder` what was counted while it was measured; None: nothing."""
+    evidence = read_summary(folder)
+    if transfer is not None:
+        write_summary(folder, evidence.model_copy(update={"transfer": transfer}))
 
 
 def read_summary(folder: Path) -> Evidence:

@@ -47,6 +47,11 @@ class Transfer(BaseModel):
         return self.model_copy(update=counted)
 
     @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts that got a first token."""
+        return self.transferred_tokens + self.cached_tokens + self.computed_tokens
+
+    @property
     def words(self) -> str:
         return (
             f"{self.transferred_tokens} prompt tokens transferred in {self.transfers} fetches of "
@@ -58,17 +63,17 @@ class Transfer(BaseModel):
 def untransferred(found: Transfer, *, whole_prompts: bool = True) -> list[str]:
     """Why these counters do not show that the prompts came by transfer; empty: they do. Pure.
 
-    whole_prompts: every layer keeps the whole prompt, as full attention does. Then a prompt of n
-    tokens, of which h stand in blocks that the decode engine has, moves ceil(n / size) - h / size
-    blocks; of windows and states fewer, and only the upper limit holds.
+    whole_prompts: every layer keeps the whole prompt, as full attention does. Then t tokens take at
+    least ceil(t / size) blocks; more where prompts end within a block, and of requests that were
+    broken off before their first token, which count no tokens. Windows and states take fewer.
+    A fetch that failed is no reason: its request got an error, and counts as failed.
     """
     reasons = []
     if found.computed_tokens:
         reasons.append(f"decode engines computed {found.computed_tokens} prompt tokens themselves")
-    if found.failed:
-        reasons.append(f"{found.failed} fetches failed")
     if not found.transferred_tokens:
-        reasons.append("no prompt token was transferred")
+        if not found.cached_tokens:
+            reasons.append("no prompt token was transferred")
         return reasons
     if not found.block_bytes or found.bytes_moved % found.block_bytes:
         reasons.append(
@@ -77,12 +82,9 @@ def untransferred(found: Transfer, *, whole_prompts: bool = True) -> list[str]:
         return reasons
     blocks = found.bytes_moved // found.block_bytes
     least = ceil(found.transferred_tokens / found.block_size) if whole_prompts else 1
-    # A request's last block may hold one token only.
-    most = (found.transferred_tokens + found.transfers * (found.block_size - 1)) // found.block_size
-    if not least <= blocks <= most:
+    if blocks < least:
         reasons.append(
-            f"{blocks} blocks were moved for {found.transferred_tokens} tokens in "
-            f"{found.transfers} fetches, which takes {least} to {most}"
+            f"{blocks} blocks were moved for {found.transferred_tokens} tokens, which fill {least}"
         )
     return reasons
 

@@ -13,10 +13,12 @@ from eval_suites.schema import AccuracySuite
 from registry.artifacts import ArtifactRef, Stage
 from registry.digests import digest_of, digest_of_file, digest_of_folder, files_below
 from registry.errors import UserError
+from registry.evidence import note_transfer
 from registry.provenance import driver_versions, engine_version, tools
 from tasks.engines.model_files import chat_template, tokenizer_digest
 from tasks.engines.subprocesses import run_job
-from tasks.serving import Served, ServedBundle, renewed_after_fault
+from tasks.engines.vllm_server import VllmServer
+from tasks.serving import Served, ServedBundle, Watched, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, folder_of, log_file, make
 
 VERSION = 2
@@ -98,6 +100,7 @@ def measure_accuracy(
             job["chat_template_digest"] = digest_of(chat_template(target, str(target)))
             job["tokenizer_digest"] = tokenizer_digest(target)
         env = {}
+        watched = None
         if transformers:
             assert isinstance(served, ServedBundle), "the reference engine loads local weights"
             version = driver_versions()["transformers"]
@@ -105,6 +108,7 @@ def measure_accuracy(
             job["model"] = {"kind": "hf", "path": str(served.bundle.target.path)}
         else:
             server = served.server
+            watched = Watched(server) if isinstance(server, VllmServer) else None
             env[KEY_VARIABLE] = server.api_key
             job["engine"] = served.engine
             job["model"] = {
@@ -114,6 +118,10 @@ def measure_accuracy(
                 "api_key_env": KEY_VARIABLE,
             }
         with renewed_after_fault(served):
-            return run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
+            result = run_job("tasks.engines.lm_eval_run", job, log=log_file(stage), env=env)
+            if watched is not None:
+                watched.check()
+                note_transfer(folder, watched.transfer)
+            return result
 
     return make(stage, produce, heavy=isinstance(served, ServedBundle))

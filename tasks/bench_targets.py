@@ -20,13 +20,14 @@ from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, UserError
 from registry.provenance import engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
+from registry.transfer import Transfer
 from tasks.bundles import as_served_here, bundle_named
 from tasks.devices import exclusive
 from tasks.engines.engine_watch import EngineWatch
 from tasks.engines.load_generator import Traffic
 from tasks.engines.load_prompts import tokenizer_of
 from tasks.progress import LOG
-from tasks.serving import SERVERS, ServedBundle
+from tasks.serving import ServedBundle, Watched, managed_server
 
 PROBES = 5
 """Tries of the first question: an endpoint that refuses some requests is to be measured too."""
@@ -51,6 +52,8 @@ class Target:
     count_words: bool = False
     pids: Callable[[], list[int]] | None = None
     check_alive: Callable[[], None] = lambda: None
+    transfer: Callable[[], Transfer | None] = lambda: None
+    """Of a server of ours in parts: what its engines counted until the last `check_alive`."""
     emulated: bool | None = None
     quantized: bool = False
     log: Path | None = None
@@ -129,6 +132,7 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
     with ServedBundle(bundle) as served:
         LOG.info("starting a server of %s", reference)
         server = served.server
+        watched = Watched(server)
         yield Target(
             url=server.url.removesuffix("/v1"),
             model=server.served_name,
@@ -137,8 +141,9 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
             engine=served.engine,
             hardware=hardware_fingerprint(),
             bundle=served.digest,
-            pids=lambda: [server.pid],
-            check_alive=server.check_alive,
+            pids=lambda: server.pids,
+            check_alive=watched.check,
+            transfer=lambda: watched.transfer,
             emulated=server.emulated,
             quantized=server.quantized,
             log=server.log,
@@ -159,7 +164,10 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
     engine = recipe.engine if recipe else "vllm"
     version = sglang_version() if engine == "sglang" else engine_version()
     settings().logs_dir.mkdir(parents=True, exist_ok=True)
-    server = SERVERS[engine](
+    topology = recipe.topology if recipe else None
+    server = managed_server(
+        engine,
+        topology,
         folder,
         log=settings().logs_dir / f"serve-{folder.resolve().name}.log",
         served_name=folder.resolve().name,
@@ -168,6 +176,7 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
         where=f"serve recipe {serve}" if serve else "vLLM's defaults",
     )
     with exclusive(f"serving {folder.name}"), server:
+        watched = Watched(server)
         yield Target(
             url=server.url.removesuffix("/v1"),
             model=server.served_name,
@@ -182,10 +191,12 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
                     "env": env,
                     "engine_version": version,
                     **({} if engine == "vllm" else {"engine": engine}),
+                    **({} if topology is None else {"topology": topology}),
                 }
             ),
-            pids=lambda: [server.pid],
-            check_alive=server.check_alive,
+            pids=lambda: server.pids,
+            check_alive=watched.check,
+            transfer=lambda: watched.transfer,
             emulated=server.emulated,
             quantized=server.quantized,
             log=server.log,

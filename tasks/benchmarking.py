@@ -16,7 +16,14 @@ from eval_suites.rate_search import Answer, kept_rate
 from recipes.loader import short_name
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.evidence import SUMMARY, LatencyEvidence, LoadPoint, read_summary, write_summary
+from registry.evidence import (
+    SUMMARY,
+    LatencyEvidence,
+    LoadPoint,
+    note_transfer,
+    read_summary,
+    write_summary,
+)
 from registry.latency_plots import write_plots
 from registry.outcome import Verdict
 from tasks.bench_targets import Target
@@ -110,6 +117,7 @@ def bench(
                 evidence = measure_rates(profile, run, supply, folder, of, say=LOG.info)
                 verdict = fixed_verdict(evidence.points)
                 write_summary(folder, with_kept_rate(evidence))
+        note_transfer(folder, target.transfer())
         evidence = _noted(folder, note)
         write_plots(folder)
     return Benchmark(decided(verdict, evidence), evidence, folder, supply.taken)
@@ -222,6 +230,7 @@ def document(done: Benchmark) -> dict[str, Any]:
         "emulated": evidence.emulated,
         "production": evidence.production,
         "notes": evidence.notes,
+        **({"transfer": evidence.transfer.model_dump()} if evidence.transfer else {}),
         "unit": "ms",
     }
 

@@ -17,7 +17,14 @@ from prefect import task
 
 from eval_suites.schema import LoadProfile
 from registry.artifacts import ArtifactRef, Stage
-from registry.evidence import REQUESTS, SUMMARY, TIMELINE, LatencyEvidence, read_summary
+from registry.evidence import (
+    REQUESTS,
+    SUMMARY,
+    TIMELINE,
+    LatencyEvidence,
+    note_transfer,
+    read_summary,
+)
 from registry.provenance import engine_tools, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
@@ -29,7 +36,7 @@ from tasks.engines.load_prompts import first_prompt, supply_of
 from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.progress import LOG
-from tasks.serving import ServedBundle, check_times_count, renewed_after_fault
+from tasks.serving import ServedBundle, Watched, check_times_count, renewed_after_fault
 from tasks.stages import TASK_OPTIONS, folder_of, make, store
 
 VERSION = 3
@@ -90,8 +97,9 @@ def measure_latency(
         generator, server = served.load_generator, served.server
         check_times_count(server, profile.production)
         traffic = Traffic.of(profile, server.url, server.served_name, served.bundle.target.path)
-        watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
-        run = LoadRun(traffic, generator, watch, work / "raw", server.check_alive,
+        watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: server.pids)
+        watched = Watched(server)
+        run = LoadRun(traffic, generator, watch, work / "raw", watched.check,
                       lambda: reset_prefix_cache(traffic.url, server.api_key),
                       lambda: server.check_answers(profile.request_timeout))  # fmt: skip
         supply = supply_of(
@@ -117,6 +125,7 @@ def measure_latency(
                 ).run()
             else:
                 measure_rates(profile, run, supply, work, of, say=LOG.info)
+        note_transfer(work, watched.transfer)
         for name in (SUMMARY, REQUESTS, TIMELINE):
             shutil.copyfile(work / name, folder / name)
         shutil.copytree(work / "raw", folder / "raw")

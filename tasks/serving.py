@@ -28,7 +28,10 @@ from registry.evidence import LoadPoint, ServingEvidence, read_summary, write_su
 from registry.provenance import engine_tools, engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
 from registry.store import Absent
-from tasks.devices import exclusive
+from registry.topology import Disaggregated
+from registry.transfer import Transfer
+from tasks.devices import devices, exclusive
+from tasks.engines.disaggregated_server import DisaggregatedServer
 from tasks.engines.draft_vocab import check_draft
 from tasks.engines.sglang_server import SglangServer
 from tasks.engines.vllm_bench import VllmBench
@@ -103,6 +106,39 @@ SERVERS: dict[str, type[VllmServer]] = {"vllm": VllmServer, "sglang": SglangServ
 """Managed servers by the engine's name in recipes and bundles."""
 
 
+def managed_server(
+    engine: str, topology: Disaggregated | None, target: Path, **server: Any
+) -> VllmServer:
+    """A server of ours that is not started yet; `server` as `VllmServer` takes it."""
+    if topology is not None:
+        return DisaggregatedServer(target, topology=topology, devices=devices(), **server)
+    return SERVERS[engine](target, **server)
+
+
+class Watched:
+    """Whether a server of ours lives, and whether what it answered came by transfer.
+
+    `check` goes where a measurement asks whether its server is alive, after each part of its load.
+    Of a server that is not in parts there is nothing to transfer.
+    """
+
+    def __init__(self, server: VllmServer) -> None:
+        self._server = server
+        self._parts = server if isinstance(server, DisaggregatedServer) else None
+        self._last = self._parts.transfer() if self._parts else None
+        self.transfer: Transfer | None = None
+        """All that was counted until the last `check`; null of a server that is not in parts."""
+
+    def check(self) -> None:
+        """Raises `InfrastructureError` where it is dead, or computed a prompt again."""
+        self._server.check_alive()
+        if self._parts is None or self._last is None:
+            return
+        found = self._parts.check_transferred(self._last)
+        self._last = self._parts.transfer()
+        self.transfer = found if self.transfer is None else self.transfer.plus(found)
+
+
 class ServedBundle:
     """A bundle and its server; the server starts when it is first asked for."""
 
@@ -112,8 +148,10 @@ class ServedBundle:
         self._started = False
         self._held = False
         self._generator: VllmBench | None = None
-        self._server = SERVERS[bundle.engine](
-            target=bundle.target.path,
+        self._server = managed_server(
+            bundle.engine,
+            bundle.topology,
+            bundle.target.path,
             served_name=bundle.name,
             engine_args=bundle.engine_args,
             env=bundle.env,
@@ -145,10 +183,24 @@ class ServedBundle:
             self._started = True
         try:
             self._server.check_alive()
-        except InfrastructureError:
-            self.reset()
-            raise
+        except InfrastructureError as dead:
+            if not self._revived(dead):
+                self.reset()
+                raise
         return self._server
+
+    def _revived(self, dead: InfrastructureError) -> bool:
+        """Whether the parts that died work again, each at its place."""
+        if not isinstance(self._server, DisaggregatedServer):
+            return False
+        LOG.warning("%s: starting again what is dead: %s", self.bundle.name, dead)
+        try:
+            started = self._server.revive()
+        except InfrastructureError as error:
+            LOG.warning("%s: its parts could not be started again: %s", self.bundle.name, error)
+            return False
+        LOG.info("%s: %s started again", self.bundle.name, ", ".join(started))
+        return True
 
     def reset(self) -> None:
         """End what runs, so that another try starts a server and a generator of its own."""

@@ -47,9 +47,6 @@ from tasks.serving import ServedBundle
 
 FEWEST_WARMUP = 8
 
-START_REQUESTS = 2
-"""Requests that a server of ours may have answered when it is handed over: its start's proof."""
-
 TURNS = "turns.json"
 ROWS = "turns.parquet"
 
@@ -63,6 +60,8 @@ class Server(Protocol):
     def served_name(self) -> str: ...
     @property
     def api_key(self) -> str: ...
+    @property
+    def start_requests(self) -> int: ...
     @property
     def emulated(self) -> bool | None: ...
     def metrics(self) -> dict[str, float]: ...
@@ -212,7 +211,7 @@ class Turns:
             bundle=bundle.digest,
             generator=generator.version,
             emulated=server.emulated,
-            void=stale if answered > START_REQUESTS else result.cause if result.void else "",
+            void=stale if answered > server.start_requests else result.cause if result.void else "",
             point=load_point(self.profile, result, seen),
             rows=sent.rows,
         )

@@ -41,6 +41,11 @@ class EnginePart(VllmServer):
         own = topology.arguments(role, engine_args) | transfer
         super().__init__(target, engine_args=own, env=env, **server)
 
+    def place(self, variables: Mapping[str, str]) -> None:
+        """Its devices, and ports that are free now: for a first start, not for a further one."""
+        self._env |= variables
+        self.port = 0
+
     def begin(self) -> None:
         """Start its process; returns at once."""
         self._check_python()

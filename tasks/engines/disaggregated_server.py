@@ -67,9 +67,10 @@ class DisaggregatedServer(VllmServer):
         super().__init__(target, log=log, engine_args=engine_args, env=env, **server)
         self.topology = topology
         self.block_bytes = 0
-        on_cpu = tuple(devices) == (CPU,)
-        shared = part_env(topology, env or {}, on_cpu=on_cpu)
-        places = device_places(topology, engine_args or {}, devices)
+        # One by way of every pair of engines.
+        self.start_requests = topology.prefill * topology.decode
+        self._devices = tuple(devices)
+        on_cpu = self._devices == (CPU,)
         self.parts = [
             EnginePart(
                 target,
@@ -78,7 +79,7 @@ class DisaggregatedServer(VllmServer):
                 topology=topology,
                 on_cpu=on_cpu,
                 engine_args=engine_args or {},
-                env={**shared, **places[f"{role}-{number}"]},
+                env=part_env(topology, env or {}, on_cpu=on_cpu),
                 log=log.with_name(f"{log.stem}-{role}-{number}{log.suffix}"),
                 api_key=self.api_key,
                 **server,
@@ -103,10 +104,12 @@ class DisaggregatedServer(VllmServer):
 
     def __enter__(self) -> Self:
         self._check_python()
+        places = device_places(self.topology, self._engine_args, self._devices)
         started = time.monotonic()
         deadline = started + settings().engine_start_timeout
         try:
             for part in self.parts:
+                part.place(places[part.part])
                 part.begin()
             for part in self.parts:
                 part.ready(deadline)
@@ -218,7 +221,10 @@ class DisaggregatedServer(VllmServer):
         """What was counted since `before`. Raises `InfrastructureError` where a prompt was not
         transferred: nothing that was measured is then of this arrangement."""
         found = self.transferred(before)
-        if reasons := untransferred(found, whole_prompts=self.whole_prompts):
+        # Where nothing was answered there is nothing to say: an overload, or a hang.
+        if found.prompt_tokens and (
+            reasons := untransferred(found, whole_prompts=self.whole_prompts)
+        ):
             raise InfrastructureError(
                 f"{self!r} did not transfer its prompts: {'; '.join(reasons)} ({found.words})"
             )

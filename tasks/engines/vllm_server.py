@@ -212,6 +212,8 @@ class VllmServer:
     ready_path = "/health"
     """Answers 200 once the server takes requests; then one token has to come."""
     foreign_env: tuple[str, ...] = FOREIGN_ENV
+    start_requests = 2
+    """Requests that it may have answered when it is handed over: its start's proof."""
 
     def __init__(
         self,

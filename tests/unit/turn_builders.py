@@ -41,6 +41,7 @@ class FakeServer:
     api_key: str = "k"
     emulated: bool | None = None
     quantized: bool = False
+    start_requests: int = 2
 
     def metrics(self) -> dict[str, float]:
         count = len(self.bench.queue_bench.sent)
