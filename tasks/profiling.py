@@ -9,6 +9,7 @@ from pathlib import Path
 
 from eval_suites.traffic import TrafficProfile
 from registry.errors import Problem, UserError
+from registry.whole_files import unwritable
 from tasks.traffic import Assumed, latency_of, profile_of
 from tasks.traffic_columns import UNITS, read_mapping
 from tasks.traffic_files import found
@@ -78,21 +79,28 @@ def profile_logs(
 def _places(
     logs: Sequence[Path], out: Path | None, load: Path | None, plots: Path | None
 ) -> list[Problem]:
-    """What is wrong with the places of the results: a log must never be written over."""
+    """What is wrong with the places of the results, before a log of an hour's reading is read.
+
+    A log must never be written over.
+    """
     read = {file.resolve() for file in found(logs)}
     problems = []
     for name, path in (("--out", out), ("--write-load", load)):
         if path is None:
             continue
-        if path.is_dir():
+        if why := unwritable(path):
+            what = f"cannot be written: {why}"
+            problems.append(Problem(f"{name} {path}", what, "name a file where you may write"))
+        elif path.is_dir():
             problems.append(Problem(f"{name} {path}", "is a folder", "name a file"))
         elif path.resolve() in read:
             problems.append(Problem(f"{name} {path}", "is a log that is read", "name another file"))
     if out is not None and load is not None and out.resolve() == load.resolve():
         what = "is written twice, by --out and --write-load"
         problems.append(Problem(f"--out {out}", what, "name two files"))
-    if plots is not None and plots.exists() and not plots.is_dir():
-        problems.append(Problem(f"--plots {plots}", "is no folder", "name a folder"))
+    if plots is not None and (why := unwritable(plots / "plot.png")):
+        what = f"cannot be written: {why}"
+        problems.append(Problem(f"--plots {plots}", what, "name a folder where you may write"))
     return problems
 
 

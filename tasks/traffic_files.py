@@ -32,6 +32,9 @@ LONGEST_LINE = 16 << 20
 """Bytes; DuckDB's own limit of a JSON object. A longer line of CSV than its buffer of 32 MB it
 leaves out without a word (2.0.1)."""
 
+STREAM = 1 << 16
+"""Bytes that are read of a Parquet file at once; without it a column of a row group is."""
+
 _CHUNK = 4 << 20
 
 
@@ -241,7 +244,8 @@ def _parquet(path: Path) -> LogFile:
     from pyarrow import parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        # A stream: what it would read ahead is a whole column of a row group.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=STREAM) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
             batch = next(file.iter_batches(HEAD_ROWS), None) if rows else None
     except ArrowInvalid as error:
@@ -353,7 +357,7 @@ def _parquet_places(file: LogFile, wanted: Mapping[int, str]) -> Iterator[tuple[
     from pyarrow import parquet as pq
 
     begin = 0
-    with pq.ParquetFile(file.path) as table:
+    with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=STREAM) as table:
         for batch in table.iter_batches(columns=sorted(set(wanted.values()) - {""})):
             inside = [row for row in wanted if begin <= row < begin + len(batch)]
             for row in inside:

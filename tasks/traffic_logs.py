@@ -8,7 +8,6 @@ counted under the reason why not, the first ones with file, place and value.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from registry.errors import UserError
 from registry.traffic_requests import NO_TIME, Requests, Text
 from tasks.traffic_columns import chosen
 from tasks.traffic_files import HEAD_ROWS, LogFile, found, opened, places
-from tasks.traffic_scan import MISSING, Scan
+from tasks.traffic_scan import MISSING, MOST_CHARACTERS, Scan
+from tasks.traffic_scratch import scratch
 from tasks.traffic_times import LogTimes, times_of, unit_of_name
 
 EXAMPLES = 10
@@ -88,8 +88,8 @@ def read_log(paths: Sequence[Path], options: Options) -> ReadLog:
     columns = [chosen(file.columns, options.columns, _where(file)) for file in with_rows]
     times = times_of(with_rows, columns, options.timezone, options.time_unit)
     kept = _Kept()
-    with tempfile.TemporaryDirectory(prefix="pilotage-traffic-") as folder:
-        scan = Scan(Path(folder), times.zone_of_plain)
+    with scratch() as folder:
+        scan = Scan(folder, times.zone_of_plain)
         for number, (file, taken) in enumerate(zip(with_rows, columns, strict=True)):
             _read_file(scan, number, file, taken, times, options, kept)
     kept.files += [
@@ -116,6 +116,7 @@ class _Kept:
         self.examples: list[str] = []
         self.segments: dict[str, int] = {}
         self.texts: list[Text] = []
+        self.characters: int = 0
         self.notes: list[str] = []
 
     @property
@@ -264,8 +265,10 @@ def _keep(
                         int(values["prompt"][row]),
                     )
                 )
-        if len(kept.texts) > 2 * TEXTS:
-            kept.texts = sorted(kept.texts)[:TEXTS]
+                kept.characters += len(texts[row])
+        if len(kept.texts) > 2 * TEXTS or kept.characters > 2 * MOST_CHARACTERS:
+            kept.texts = _sampled(kept.texts)
+            kept.characters = sum(len(text.begin) for text in kept.texts)
     if "segment" in batch:
         values["segment"] = _codes(kept.segments, batch["segment"])
     values["hash"] = batch["hash"]
@@ -273,6 +276,13 @@ def _keep(
         values["prefix_id"] = batch["prefix_id"]
     for name, array in values.items():
         kept.parts.setdefault(name, []).append(array.copy() if good is None else array[good])
+
+
+def _sampled(texts: Sequence[Text]) -> list[Text]:
+    """The first ones by their hash, whatever the order of rows and files was."""
+    ordered = sorted(texts)[:TEXTS]
+    sizes = np.cumsum([len(text.begin) for text in ordered])
+    return ordered[: int(np.searchsorted(sizes, MOST_CHARACTERS, side="right"))]
 
 
 def _codes(segments: dict[str, int], column: Any) -> NDArray[np.int16]:
@@ -325,7 +335,7 @@ def _checked(kept: _Kept, times: LogTimes, options: Options) -> ReadLog:
         segments=tuple(kept.segments),
         prefix_id=arrays.get("prefix_id"),
         prefix_tokens=arrays.get("prefix_tokens"),
-        texts=sorted(kept.texts)[:TEXTS],
+        texts=_sampled(kept.texts),
     )
     left_out = dict(sorted(kept.left_out.items()))
     return ReadLog(requests, kept.files, kept.read, left_out, kept.examples, equal, times.zone,

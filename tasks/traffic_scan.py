@@ -6,21 +6,34 @@ one row, and a line that is no record is counted and placed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 from registry.errors import InfrastructureError, UserError
-from tasks.traffic_files import LogFile, readable
+from tasks.traffic_files import STREAM, LogFile, readable
 
 BATCH = 200_000
+"""Rows of a batch, where their texts together stay below `BATCH_BYTES`."""
+
+BATCH_BYTES = 16 << 20
+LONG_ROW = 4096
+"""Bytes from which rows count as long. They are read by one thread, and those of Parquet through
+Arrow, so many at once as `BATCH_BYTES` holds: DuckDB 2.0.1 takes 2048 of them whatever their size,
+several times over, and in each thread."""
+
 MEMORY_MB = 2000
 """Limit of DuckDB's own buffers. Ten million short rows took the same with 200 and with 2000;
 beyond it, DuckDB writes to the temporary folder."""
 
 VECTOR = 2048
-"""Rows that DuckDB works on at once; where they hold long prompts, several copies of so many."""
+"""Rows that DuckDB works on at once; of long ones several copies of so many, so the limit grows."""
+
+ARROW = "through_arrow"
+FULL = os.strerror(ENOSPC)
 
 MISSING = float("-inf")
 LONGEST_RECORD = 1 << 20
@@ -31,6 +44,9 @@ SAMPLED_TEXTS = 15_000
 LONGEST_PREFIX = 20_000
 """Characters of a prompt that are compared."""
 
+MOST_CHARACTERS = 40_000_000
+"""Of all sampled prompts together."""
+
 NOTHING = "('', 'null', 'none', 'na', 'n/a', '-')"
 FAILURES = "('failed', 'failure', 'error', 'cancelled', 'canceled', 'aborted', 'abort', 'timeout')"
 
@@ -39,15 +55,14 @@ class Scan:
     """One DuckDB for all files of a log. `zone` is that of times that name none."""
 
     def __init__(self, folder: Path, zone: str) -> None:
-        import os
-
         import duckdb
 
         self.folder = folder
+        self.threads = min(4, os.cpu_count() or 1)
         self.duckdb = duckdb
         self.connection = duckdb.connect(
             config={
-                "threads": min(4, os.cpu_count() or 1),
+                "threads": self.threads,
                 "memory_limit": f"{MEMORY_MB}MB",
                 "temp_directory": str(folder / "spilled"),
                 # Nothing is fetched from anywhere.
@@ -57,10 +72,19 @@ class Scan:
         self.connection.execute(f"set TimeZone = {_text(_zone_word(zone))}")
 
     def open(self, file: LogFile, number: int, taken: dict[str, str], numeric: set[str]) -> Reading:
-        path = readable(file, self.folder, number)
-        megabytes = MEMORY_MB + round(4 * VECTOR * row_bytes(file) / 1e6)
+        try:
+            path = readable(file, self.folder, number)
+        except OSError as error:
+            if error.errno == ENOSPC:
+                raise full(self.folder) from None
+            raise UserError.at(file.path, f"cannot be read: {error}", "check the file") from None
+        size = row_bytes(file)
+        megabytes = MEMORY_MB + round(4 * VECTOR * size / 1e6)
         self.connection.execute(f"set memory_limit = '{megabytes}MB'")
-        return Reading(self, file, path, taken, numeric)
+        self.connection.execute(f"set threads = {1 if size > LONG_ROW else self.threads}")
+        return Reading(
+            self, file, path, taken, numeric, max(16, min(BATCH, int(BATCH_BYTES / size)))
+        )
 
 
 @dataclass(frozen=True)
@@ -70,17 +94,24 @@ class Reading:
     path: Path
     taken: dict[str, str]
     numeric: Collection[str]
+    rows: int
+    """Of a batch."""
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Columns by name: numbers as float64, -inf missing and NaN no number; hashes as uint64."""
         duckdb = self.scan.duckdb
         try:
-            reader = self.scan.connection.sql(self._query()).to_arrow_reader(BATCH)
+            if self._through_arrow():
+                self.scan.connection.register(ARROW, _arrow(self.file, self.taken, self.rows))
+            reader = self.scan.connection.sql(self._query()).to_arrow_reader(self.rows)
             for batch in reader:
                 yield {name: _array(name, batch.column(name)) for name in batch.schema.names}
         except (duckdb.Error, OSError) as error:
             # Arrow hands DuckDB's errors on as its own.
             said = str(error).partition("\n")[0]
+            if FULL in said or "offload" in said:
+                # The second where the disk was nearly full from the first.
+                raise full(self.scan.folder) from None
             if "Out of Memory" in said:
                 raise InfrastructureError(f"{self.file.path}: {said}") from None
             mixed = "invalid state" in said
@@ -89,6 +120,9 @@ class Reading:
                 f"cannot be read: {said}",
                 "give all lines the same end, \\n or \\r\\n" if mixed else "check the file",
             ) from None
+
+    def _through_arrow(self) -> bool:
+        return self.file.kind == "parquet" and self.rows < BATCH_BYTES // LONG_ROW
 
     def refused(self) -> dict[int, str]:
         """Records of a CSV file that fit no columns, by their number from 1, with the reason."""
@@ -138,7 +172,7 @@ class Reading:
     def _source(self) -> str:
         path = _text(str(self.path))
         if self.file.kind == "parquet":
-            return f"read_parquet({path})"
+            return ARROW if self._through_arrow() else f"read_parquet({path})"
         if self.file.kind == "jsonl":
             keys = ", ".join(_text(_json_path(column)) for column in self.taken.values())
             return (
@@ -189,8 +223,34 @@ class Reading:
 
     def _every(self) -> int:
         """One of so many prompts is taken: about `SAMPLED_TEXTS` of all."""
-        rows = self.file.path.stat().st_size / row_bytes(self.file)
-        return max(1, round(rows / SAMPLED_TEXTS))
+        size = row_bytes(self.file)
+        rows = self.file.path.stat().st_size / size
+        sampled = min(SAMPLED_TEXTS, 1.5 * MOST_CHARACTERS / min(size, LONGEST_PREFIX))
+        return max(1, round(rows / sampled))
+
+
+def _arrow(file: LogFile, taken: Mapping[str, str], rows: int) -> Any:
+    """The columns of a Parquet file that are taken, `rows` at once; durations as their numbers."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    table = pq.ParquetFile(file.path, pre_buffer=False, buffer_size=STREAM)
+    columns = sorted({column.partition(".")[0] for column in taken.values()})
+    schema = pa.schema([table.schema_arrow.field(name) for name in columns])
+    plain = pa.schema(
+        [one.with_type(pa.int64()) if pa.types.is_duration(one.type) else one for one in schema]
+    )
+    batches = (
+        pa.record_batch([part.column(one.name).cast(one.type) for one in plain], schema=plain)
+        for part in table.iter_batches(rows, columns=columns, use_threads=False)
+    )
+    return pa.RecordBatchReader.from_batches(plain, batches)
+
+
+def full(folder: Path) -> InfrastructureError:
+    return InfrastructureError(
+        f"{folder}: the disk is full; make room there, or name another place with TMPDIR"
+    )
 
 
 def row_bytes(file: LogFile) -> float:

@@ -293,6 +293,23 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     assert isinstance(run(log, "--plots", log).exception, UserError)
 
 
+def test_places_that_cannot_be_written_are_told_at_once_and_before_the_read(
+    tmp_path: Path,
+) -> None:
+    # A log that would be an error of its own if it were read.
+    log = write_csv(tmp_path / "log.csv", ["no time,10,100,5"] * 9)
+    long = tmp_path / f"{'x' * 300}.yaml"
+    done = run(log, "--out", "/proc/out.yaml", "--write-load", long, "--plots", log / "plots")
+    assert isinstance(done.exception, UserError)
+    assert [(one.where, one.what.split(":")[0]) for one in done.exception.problems] == [
+        ("--out /proc/out.yaml", "cannot be written"),
+        (f"--write-load {long}", "cannot be written"),
+        (f"--plots {log / 'plots'}", "cannot be written"),
+    ]
+    assert all("where you may write" in one.remedy for one in done.exception.problems)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [

@@ -13,7 +13,8 @@ import pytest
 
 from registry.errors import InfrastructureError, UserError
 from registry.traffic_requests import MICRO, NO_TIME
-from tasks import traffic_scan
+from tasks import traffic_logs, traffic_scan
+from tasks.traffic_files import opened
 from tasks.traffic_logs import Options, ReadLog, read_log
 from tests.unit.traffic_builders import HEADER, write_csv
 
@@ -440,3 +441,59 @@ def test_a_duration_of_parquet_has_its_own_unit(tmp_path: Path, unit: str, value
     found = read(tmp_path / "log.parquet").requests.latency
     assert found is not None
     assert found.tolist() == [2 * MICRO if unit == "s" else 1_500_000]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_long_rows_of_parquet_are_read_like_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    """They come through Arrow, a few at once, in place of DuckDB's own reader."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    count, per = 90, {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    words = [f"Auftrag {n % 3} 货物 " + f"{n} {'x' * (6000 + n)}" for n in range(count)]
+    table = pa.table({
+        "timestamp": pa.array([(T0 + n) * per for n in range(count)], pa.timestamp(unit)),
+        "usage": [{"prompt_tokens": 2000 + n, "completion_tokens": n or None}
+                  for n in range(count)],
+        "latency": pa.array([n * per for n in range(count)], pa.duration(unit)),
+        "segment": pa.array([f"kind {n % 2}" for n in range(count)]).dictionary_encode(),
+        "prompt": words,
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)
+    options = {"timezone": "Asia/Shanghai", "bad_rows": 0.1}
+    streamed = read(tmp_path / "log.parquet", **options)
+    assert traffic_scan.row_bytes(opened(tmp_path / "log.parquet")) > traffic_scan.LONG_ROW
+    monkeypatch.setattr(traffic_scan, "LONG_ROW", 1 << 30)
+    own = read(tmp_path / "log.parquet", **options)
+    for log in (streamed, own):
+        found = log.requests
+        assert found.arrived.tolist() == [(T0 + n - 8 * 3600) * MICRO for n in range(1, count)]
+        assert found.latency is not None
+        assert found.latency.tolist() == [n * MICRO for n in range(1, count)]
+        assert found.segments == ("kind 0", "kind 1")
+        assert log.left_out == {"output_tokens: missing": 1}
+        assert log.examples == [
+            f"{tmp_path / 'log.parquet'}: row 1: usage.completion_tokens = None"
+        ]
+        # Ranks differ where the two hand on a time in another unit.
+        assert sorted(text.begin for text in found.texts) == sorted(words[1:])
+
+
+def test_the_sample_of_prompts_is_bounded_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of the files is, the same prompts are in it."""
+    row = {"prompt_tokens": 500, "output_tokens": 5}
+    for name, first in (("a", 0), ("b", 100)):
+        lines = [{"arrived": T0 + first + n, "prompt": f"{first + n:03d} {'x' * 996}", **row}
+                 for n in range(100)]  # fmt: skip
+        text = "\n".join(map(json.dumps, lines))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    whole = read(*paths).requests.texts
+    assert len(whole) == 200
+    monkeypatch.setattr(traffic_logs, "MOST_CHARACTERS", 20_000)
+    for order in (paths, paths[::-1]):
+        assert read(*order).requests.texts == whole[:20]
