@@ -67,7 +67,6 @@ def release_model(request: ReleaseRequest) -> Ended[ReleaseOutcome]:
     distill(todo.distill, recipes.distill.checkpoint)
 
     measured = measure_candidates(todo, request)
-    begin_plots(measured)
     student = next(m for m in measured if m.name == recipes.release.reference_candidate)
     references = {"teacher": teacher_measured, "student": student}
     if any(gate.reference == "champion" for gate in policy.gates):
@@ -78,6 +77,8 @@ def release_model(request: ReleaseRequest) -> Ended[ReleaseOutcome]:
         others.append(replace(references[CHAMPION], name=CHAMPION))
     judged = judge_candidates(policy, measured, references)
     recorded = record(todo, judged, measured, incumbent.version)
+    # While the engine answers that is asked before the alias moves.
+    begin_plots(measured, recorded.digest)
     promotion = promote_chosen(recipes, recorded, incumbent.version)
     spent = time.monotonic() - started
     outcome = conclude(

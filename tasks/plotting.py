@@ -51,11 +51,16 @@ _begun: dict[tuple[tuple[str, Path], ...], Future[TemporaryDirectory[str]]] = {}
 """What is being drawn, or is drawn, by its evidence; kept until a release takes it."""
 
 
-def begin_plots(measured: Sequence[Measured]) -> None:
-    """Draw in the background what `release_plots` will ask for, where a part of it is new."""
+def begin_plots(measured: Sequence[Measured], release: str = "") -> None:
+    """Draw in the background what `release_plots` will ask for.
+
+    While it is not known which release that will be, only where a part of it was measured anew.
+    """
     new = {one.name for one in measured if one.latency is not None and not one.latency.reused}
     for job in _jobs(measured):
-        if job.evidence not in _begun and new & {name for name, _ in job.evidence}:
+        there = _root(release) / job.name
+        wanted = not there.exists() if release else bool(new & {name for name, _ in job.evidence})
+        if wanted and job.evidence not in _begun:
             _begun[job.evidence] = _drawing.submit(_aside, job.draw)
 
 
@@ -64,8 +69,8 @@ def release_plots(release: str, measured: Sequence[Measured]) -> dict[str, list[
 
     The evidence was judged without them, so a plot that fails refuses nothing.
     """
-    root = settings().reports_dir / PLOTS / release[:12]
-    found = {job.name: _drawn(root, job) for job in _jobs(measured)}
+    begin_plots(measured, release)
+    found = {job.name: _drawn(_root(release), job) for job in _jobs(measured)}
     return {name: files for name, files in found.items() if files}
 
 
@@ -128,17 +133,20 @@ def _jobs(measured: Sequence[Measured]) -> list[_Job]:
     return jobs
 
 
+def _root(release: str) -> Path:
+    return settings().reports_dir / PLOTS / release[:12]
+
+
 def _drawn(root: Path, job: _Job) -> list[Path]:
     folder, incoming = root / job.name, root / f".{job.name}.partial"
     begun = _begun.pop(job.evidence, None)
     try:
-        if not folder.exists():
-            shutil.rmtree(incoming, ignore_errors=True)
-            if begun is None:
-                begun = _drawing.submit(_aside, job.draw)
+        if begun is not None:
             with begun.result() as drawn:
-                shutil.copytree(Path(drawn, PLOTS), incoming)
-            incoming.rename(folder)
+                if not folder.exists():
+                    shutil.rmtree(incoming, ignore_errors=True)
+                    shutil.copytree(Path(drawn, PLOTS), incoming)
+                    incoming.rename(folder)
     except Exception as error:
         # Whatever a drawing library raises: the release was judged, and ends as it was judged.
         LOG.warning("no plots of %s: %s", job.name, error)

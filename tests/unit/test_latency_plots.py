@@ -535,7 +535,23 @@ def test_nothing_is_begun_for_what_is_reused(measured: dict[str, Any]) -> None:
         if one.latency is not None:
             one.latency.reused = True
     begin_plots(list(measured.values()))
-    assert not [key for key in plotting._begun if "bf16" in dict(key)]
+    assert not [
+        key for key in plotting._begun if measured["bf16"].latency.path in dict(key).values()
+    ]
+
+
+def test_for_a_release_what_it_lacks_is_begun(measured: dict[str, Any]) -> None:
+    everyone = list(measured.values())
+    for one in everyone:
+        if one.latency is not None:
+            one.latency.reused = True
+    first = release_plots("ab" * 32, everyone[:1])
+    begin_plots(everyone, "ab" * 32)
+    ours = {one.latency.path for one in everyone if one.latency is not None}
+    begun = [[name for name, _ in key] for key in plotting._begun if {*dict(key).values()} <= ours]
+    assert begun == [["int8"], ["bf16", "int8"]]
+    plots = release_plots("ab" * 32, everyone)
+    assert plots["bf16"] == first["bf16"] and [len(files) for files in plots.values()] == [4, 4, 2]
 
 
 def test_what_cannot_be_drawn_refuses_nothing(
