@@ -15,9 +15,13 @@ from registry.outcome import CandidateOutcome, ComparedAxis, GateResult, Measure
 from registry.report_latency import kept_point, percentile_of, point_at, sla_of
 
 RELATIVE = ("retention", "non_inferiority", "regression")
-MEMORY_NOTE = (
-    "memory is the weights of target and draft, the part of the memory floor that is known; "
+WEIGHTS_NOTE = (
+    "memory is the weights of target and draft, the part of the memory floor that is known of all; "
     "KV cache and activations come on top"
+)
+FLOOR_NOTE = (
+    "memory is the floor of each plan on all GPUs together: weights, the KV cache of max-num-seqs "
+    "sequences of max-model-len, estimates of activations and graphs, and the reserve"
 )
 UNKNOWN = Measure(value=None)
 
@@ -33,13 +37,8 @@ def axes_of(
     notes += _emulations(passed)
     speed, said = _speed(passed, rate)
     cost, why = _cost(passed, speed.key == "kept_rate")
-    memory = ComparedAxis(
-        key="memory",
-        label="weights",
-        better="lower",
-        values={one.name: _exact(weights_bytes(one)) for one in passed},
-    )
-    notes += [*said, MEMORY_NOTE]
+    memory, which = _memory(passed)
+    notes += [*said, which]
     found = []
     for axis, absent in ((accuracy, ""), (speed, ""), (memory, ""), (cost, why)):
         missing = [name for name, one in axis.values.items() if one.value is None]
@@ -190,6 +189,25 @@ def _kept(candidate: CandidateOutcome) -> Measure:
 
 
 # -- memory and cost -------------------------------------------------------------------------
+
+
+def _memory(passed: Sequence[CandidateOutcome]) -> tuple[ComparedAxis, str]:
+    """The floor where all have one: a cache in 8 bit or a draft counts too. Else the weights.
+
+    Never one's floor against another's weights, which are no measure of the same.
+    """
+    floors = {
+        one.name: one.planned_memory.floor_of_all if one.planned_memory else None for one in passed
+    }
+    planned = None not in floors.values()
+    sizes = floors if planned else {one.name: weights_bytes(one) for one in passed}
+    axis = ComparedAxis(
+        key="memory",
+        label="memory floor (plan)" if planned else "weights",
+        better="lower",
+        values={name: _exact(size) for name, size in sizes.items()},
+    )
+    return axis, FLOOR_NOTE if planned else WEIGHTS_NOTE
 
 
 def weights_bytes(candidate: CandidateOutcome) -> float | None:

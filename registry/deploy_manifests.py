@@ -15,6 +15,7 @@ from registry.deployment import (
     MEMORY_SHARE,
     Deployment,
     memory_of,
+    one_line,
     start_budget,
 )
 from registry.serve_words import serve_words
@@ -127,7 +128,7 @@ def kubernetes(deployment: Deployment) -> str:
         return document_of(deployment, api, kind, called, **content)
 
     spec = {
-        "replicas": 1,
+        "replicas": deployment.replicas,
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
@@ -171,8 +172,9 @@ def kubernetes(deployment: Deployment) -> str:
         "all it may have",
         "at the start. An overloaded engine that answers no probe in "
         f"{PROBE_TIMEOUT} s, three times, is out too.",
-        "liveness: /health. replicas: 1, no capacity plan yet. A new version's pod starts beside "
-        "the old one:",
+        f"liveness: /health. replicas: {deployment.replicas}; "
+        f"{one_line(deployment.replicas_from)}.",
+        "A new version's pod starts beside the old one:",
         "the nodes need room for one more, of the kind that was gated, and the claim is mounted "
         "twice.",
         *image_notes(deployment, "Replace the image below; as it stands it cannot be pulled."),

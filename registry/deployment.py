@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from registry.bundle import Bundle
+from registry.engine_memory import PlannedMemory, size_words
 from registry.errors import Problem, UserError
 from registry.serve_words import served_env
 from registry.topology import ROLES, Role, gpus_of
@@ -48,6 +49,11 @@ class Deployment(BaseModel):
         description="Most resident memory of all the engine's processes in the load test; "
         "None: not measured.",
     )
+    planned_memory: PlannedMemory | None = Field(
+        default=None, description="Of its plan; None: it knows nothing, or of several engines."
+    )
+    replicas: int = Field(default=1, ge=1, description="Servers that carry the peak together.")
+    replicas_from: str = "no traffic is known here"
     startup_seconds: float | None = Field(
         default=None, ge=0, description="Measured start of the engine; None: not measured."
     )
@@ -134,6 +140,7 @@ def part_of(deployment: Deployment, role: Role) -> Deployment:
     changes: dict[str, Any] = {
         "bundle": bundle.model_copy(update={"topology": None, "engine_args": args}),
         "peak_memory_bytes": None if peak is None else math.ceil(peak / engines),
+        "planned_memory": None,
     }
     if not deployment.gpus:
         cores = max(1, int(deployment.hardware.get("cores") or 1) // engines)
@@ -142,7 +149,10 @@ def part_of(deployment: Deployment, role: Role) -> Deployment:
 
 
 def memory_of(deployment: Deployment) -> Memory:
-    """Host memory of one server. The limit leaves the expected peak under MEMORY_SHARE of it."""
+    """Host memory of one server. The limit leaves the expected peak under MEMORY_SHARE of it.
+
+    Measured, else planned (on a CPU: a plan for GPUs is of their memory), else guessed.
+    """
     topology = deployment.bundle.topology
     if topology is not None:
         each = {role: memory_of(part_of(deployment, role)) for role in ROLES}
@@ -152,13 +162,32 @@ def memory_of(deployment: Deployment) -> Memory:
             sum(each[role].limit * counts[role] for role in ROLES),
             f"of {sum(counts.values())} engines together; {each['decode'].source}",
         )
+    plan = deployment.planned_memory
+    planned = plan.peak_bytes if plan is not None and plan.gpus == 0 else None
     if deployment.peak_memory_bytes:
         peak = deployment.peak_memory_bytes
-        source = "the load test's peak, measured; no capacity plan yet"
+        source = "the load test's peak, measured"
+        if planned is not None:
+            source += f"; the plan said {size_words(planned)}"
+    elif planned is not None:
+        peak, source = planned, "the capacity plan, an estimate; nothing measured"
     else:
         peak = _estimate(deployment)
-        source = "estimated from the weights' size, nothing measured; no capacity plan yet"
-    return Memory(peak, math.ceil(peak / PEAK_OF_LIMIT), source)
+        source = "estimated from the weights' size, nothing measured"
+        source += "" if deployment.gpus else " and nothing planned"
+    return Memory(peak, math.ceil(peak / PEAK_OF_LIMIT), source + _of_gpus(deployment))
+
+
+def _of_gpus(deployment: Deployment) -> str:
+    """What the plan says of GPU memory, which no container asks for by its size."""
+    plan = deployment.planned_memory
+    if plan is None or plan.gpus == 0:
+        return ""
+    least = plan.floor_bytes
+    words = [] if least is None else [f"at least {size_words(least)}"]
+    if plan.peak_bytes is not None:
+        words.append(f"takes {size_words(plan.peak_bytes)}")
+    return f"; of each GPU by the plan: {', '.join(words)}" if words else ""
 
 
 def _estimate(deployment: Deployment) -> int:

@@ -65,6 +65,11 @@ class PlannedMemory(_Recorded):
         default=None, description="Of the same, as its files hold them. Null: there are none."
     )
 
+    @property
+    def floor_of_all(self) -> int | None:
+        """The least on all GPUs together, or the CPU; None: not known."""
+        return None if self.floor_bytes is None else self.floor_bytes * max(1, self.gpus)
+
 
 class MeasuredMemory(_Recorded):
     """Of a started engine, before any load. Null: not shown by this engine or machine."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from registry.engine_memory import ComparedMemory
+from registry.engine_memory import ComparedMemory, PlannedMemory
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, EXIT_REFUSED
 from registry.evidence import LoadPoint
 
@@ -170,10 +170,8 @@ class CandidateOutcome(Result):
     memory: list[ComparedMemory] = Field(
         default_factory=list, description="Figures of its plan beside what was measured."
     )
-    floor_bytes: int | None = Field(
-        default=None,
-        description="Least memory on all GPUs together, or the CPU, for the sequences of its serve "
-        "recipe, by its plan; null: it does not know.",
+    planned_memory: PlannedMemory | None = Field(
+        default=None, description="Of its plan, before it was started; null: it knows nothing."
     )
     engines: dict[str, str] = Field(
         default_factory=dict, description="What measured it, by kind of evidence."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 from registry.bundle import Bundle
 from registry.deployables import write
 from registry.deployment import Deployment
 from registry.outcome import CandidateOutcome
 from registry.provenance import hardware
+from registry.savings import Asked
 
 
 def write_deployables(
@@ -17,8 +20,12 @@ def write_deployables(
     bundle: Bundle,
     outcome: CandidateOutcome,
     startup_seconds: float | None,
+    asked: Asked | None = None,
 ) -> None:
-    """Write the files into `folder`, with the memory and the start that were measured."""
+    """Write the files into `folder`, with the memory and the start that were measured.
+
+    `asked`: the peak of the traffic that the release is for; None: nobody knows it any more.
+    """
     peaks = [point.engine.get("memory_peak_bytes") for point in outcome.latency]
     measured = [peak for peak in peaks if peak is not None]
     weights = sum(
@@ -33,6 +40,21 @@ def write_deployables(
         hardware=hardware(),
         weights_bytes=weights,
         peak_memory_bytes=int(max(measured)) if measured else None,
+        planned_memory=outcome.planned_memory if bundle.topology is None else None,
         startup_seconds=startup_seconds,
+        **replicas_of(outcome, asked),
     )
     write(deployment, folder)
+
+
+def replicas_of(outcome: CandidateOutcome, asked: Asked | None) -> dict[str, Any]:
+    """How many servers the peak takes at the rate that one kept, and from what that follows."""
+    if asked is None or asked.rate is None:
+        return {}
+    kept = outcome.kept_rate[0] if outcome.kept_rate else None
+    if not kept or not outcome.times_count:
+        return {"replicas_from": f"the peak is {asked.rate:g} requests/s, and no rate was kept"}
+    return {
+        "replicas": math.ceil(asked.rate / kept),
+        "replicas_from": f"for {asked.rate:g} requests/s ({asked.source}), one keeps {kept:g}",
+    }

@@ -162,7 +162,7 @@ def _outcome(
         size_bytes=_weights(measured.bundle.target),
         draft_bytes=_weights(measured.bundle.draft) if measured.bundle.draft else None,
         memory=evidence.serving.compared_memory(points) if evidence.serving else [],
-        floor_bytes=evidence.serving.floor_bytes if evidence.serving else None,
+        planned_memory=evidence.serving.planned_memory if evidence.serving else None,
         engines={part.kind: part.engine for part in parts if part is not None},
         evidence={kind: ref.digest for kind, ref in measured.refs().items()},
     )

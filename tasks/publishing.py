@@ -46,6 +46,7 @@ from tasks.plotting import lineage_picture, plot_artifacts, release_plots
 from tasks.promoting import SmokeFailed
 from tasks.prompt_files import read_jsonl
 from tasks.registering import make_version
+from tasks.release_traffic import traffic_or_none
 from tasks.reporting import gate_outcome, report_details
 from tasks.run_pages import show_release
 from tasks.saving import savings_of
@@ -151,6 +152,7 @@ def record(
                 run_id=run,
                 actor=f"release {recipes.name}",
                 startup_seconds=startup_of(by_name[chosen]),
+                asked=traffic_or_none(release),
             )
     return RecordedRelease(digest, run, selection, version, notes)
 

@@ -12,6 +12,7 @@ from registry.bundle import Bundle
 from registry.outcome import CandidateOutcome
 from registry.promotion import Backing, point_candidate
 from registry.release_facts import ReleaseFacts
+from registry.savings import Asked
 from registry.versions import find_version, register_version
 from tasks.bundles import aliases_of_model, tracker, weights_as_gated
 from tasks.deployables import write_deployables
@@ -31,12 +32,14 @@ def make_version(
     run_id: str,
     actor: str,
     startup_seconds: float | None,
+    asked: Asked | None = None,
 ) -> int:
     """The version of a bundle that passed, made when there is none; alias `candidate` points to it.
 
     model_id: its LoggedModel, which gets `target/`, `draft/` and `deploy/`, so that what
     `models:/MODEL/VERSION` downloads is all that a server is started from. startup_seconds: as
-    measured when it was proved to serve; None where that is not known.
+    measured when it was proved to serve; None where that is not known. asked: the release's
+    traffic, for the number of replicas.
     """
     client = tracker().client
     aliases = aliases_of_model(model)
@@ -47,7 +50,7 @@ def make_version(
         weights_as_gated(bundle, f"{model} {outcome.name}")
         with TemporaryDirectory(prefix="pilotage-") as made:
             folder = Path(made)
-            write_deployables(folder, model, bundle, outcome, startup_seconds)
+            write_deployables(folder, model, bundle, outcome, startup_seconds, asked)
             folders = {"target": bundle.target.path, "deploy": folder / "deploy"}
             if bundle.draft is not None:
                 folders["draft"] = bundle.draft.path

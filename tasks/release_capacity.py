@@ -102,6 +102,9 @@ def plan_of_bundle(bundle: Bundle, hardware_name: str) -> MemoryPlan:
     made = memory_plan(
         bundle.name, shape, draft, bundle.engine_args, bundle.env, machine, bundle.engine_version
     )
+    if bundle.topology is not None:
+        # What is measured is of all its engines together, what is planned of one.
+        return made.model_copy(update={"memory": None})
     return with_files(made, bundle.target.path, shape)
 
 

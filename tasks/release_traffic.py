@@ -8,6 +8,7 @@ from recipes.schema import ReleaseRecipe
 from registry.errors import Problem, UserError
 from registry.savings import Asked
 from tasks.capacity_inputs import read_traffic
+from tasks.progress import LOG
 
 
 def traffic_of(release: ReleaseRecipe) -> Asked:
@@ -23,6 +24,15 @@ def traffic_of(release: ReleaseRecipe) -> Asked:
         )
     window = profile.concurrency.window_s
     return Asked(profile.peak_rate, f"{Path(release.traffic).name}, over {window:g} s")
+
+
+def traffic_or_none(release: ReleaseRecipe) -> Asked | None:
+    """`traffic_of`; None where the file has changed for the worse since the release began."""
+    try:
+        return traffic_of(release)
+    except UserError as error:
+        LOG.warning("no replicas in deploy/: %s", error)
+        return None
 
 
 def traffic_problems(release: ReleaseRecipe) -> list[Problem]:

@@ -22,9 +22,13 @@ from hypothesis import strategies as st
 from registry.deploy_attention import Attention, attention_backend
 from registry.deployables import render, write
 from registry.deployment import Deployment, dns_name, memory_of, start_budget
+from registry.engine_memory import PlannedMemory
 from registry.errors import UserError
+from registry.outcome import CandidateOutcome, Verdict
+from registry.savings import Asked
 from registry.serve_words import serve_words, served_env
 from registry.settings import settings
+from tasks.deployables import replicas_of
 from tests.unit.deploy_builders import (
     ODD_ARGS,
     deployment,
@@ -383,11 +387,64 @@ def test_the_pod_is_probed_as_promised() -> None:
 def test_memory_says_where_it_comes_from() -> None:
     measured = memory_of(deployment(peak_memory_bytes=6 * GIB))
     assert (measured.request, measured.limit) == (6 * GIB, 8 * GIB)
-    assert measured.source == "the load test's peak, measured; no capacity plan yet"
+    assert measured.source == "the load test's peak, measured"
     kept = memory_of(deployment(args={"kv-cache-memory-bytes": GIB}))
     assert kept.request == (2 * 3 + 1 + 4) * GIB and "estimated" in kept.source
     assert memory_of(deployment()).request == (2 * 3 + 4 + 4) * GIB
     assert memory_of(on_gpus()).request == (3 + 4 * 6) * GIB
+
+
+def plan(**changes: Any) -> PlannedMemory:
+    known = {"gpus": 0, "weights_bytes": GIB, "activation_bytes": 0, "graph_bytes": 0}
+    return PlannedMemory.model_validate(known | changes)
+
+
+def test_what_nobody_measured_is_planned() -> None:
+    on_a_cpu = plan(peak_bytes=3 * GIB)
+    planned = memory_of(deployment(planned_memory=on_a_cpu))
+    assert (planned.request, planned.limit) == (3 * GIB, 4 * GIB)
+    assert planned.source == "the capacity plan, an estimate; nothing measured"
+    measured = memory_of(deployment(planned_memory=on_a_cpu, peak_memory_bytes=6 * GIB))
+    assert measured.request == 6 * GIB
+    assert measured.source == "the load test's peak, measured; the plan said 3.00 GiB"
+    unknown = memory_of(deployment(planned_memory=plan()))
+    assert unknown.source.endswith("nothing measured and nothing planned")
+
+
+def test_a_plan_for_gpus_is_of_their_memory() -> None:
+    card = plan(gpus=4, floor_bytes=20 * GIB, peak_bytes=70 * GIB)
+    found = memory_of(on_gpus(planned_memory=card))
+    assert found.request == (3 + 4 * 6) * GIB
+    assert found.source == (
+        "estimated from the weights' size, nothing measured; of each GPU by the plan: at least "
+        "20.00 GiB, takes 70.00 GiB"
+    )
+
+
+def test_replicas_say_where_they_come_from() -> None:
+    one = render(deployment())["kubernetes.yaml"]
+    assert "replicas: 1; no traffic is known here." in one
+    more = deployment(replicas=8, replicas_from="for 42 requests/s (log), one keeps 5.657")
+    text = render(more)["kubernetes.yaml"]
+    assert "replicas: 8; for 42 requests/s (log), one keeps 5.657." in text
+    [spec] = [one["spec"] for one in yaml.safe_load_all(text) if one["kind"] == "Deployment"]
+    assert spec["replicas"] == 8
+
+
+def test_a_peak_takes_as_many_as_keep_it() -> None:
+    outcome = CandidateOutcome(
+        name="c", bundle="b", verdict=Verdict.PASS, reasons=[], kept_rate=(5.657, 8.0)
+    )
+    asked = Asked(42.0, "log.yaml, over 1 s")
+    assert replicas_of(outcome, asked) == {
+        "replicas": 8,
+        "replicas_from": "for 42 requests/s (log.yaml, over 1 s), one keeps 5.657",
+    }
+    assert replicas_of(outcome, Asked()) == replicas_of(outcome, None) == {}
+    emulated = outcome.model_copy(update={"times_count": False})
+    assert replicas_of(emulated, asked) == {
+        "replicas_from": "the peak is 42 requests/s, and no rate was kept"
+    }
 
 
 def test_a_start_may_take_five_times_what_it_took() -> None:

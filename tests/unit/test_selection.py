@@ -282,6 +282,30 @@ def test_the_champion_stays_among_equals_and_only_there() -> None:
     assert choose(ours, "fastest", incumbent="bundle of another release").chosen == "small"
 
 
+# -- memory ----------------------------------------------------------------------------------
+
+
+def floor(gib: int, gpus: int = 1) -> dict[str, Any]:
+    plan = {"gpus": gpus, "weights_bytes": 1, "activation_bytes": 0, "graph_bytes": 0}
+    return {"planned_memory": plan | {"floor_bytes": gib * 10}}
+
+
+def test_memory_is_the_floor_where_all_have_a_plan() -> None:
+    ours = [candidate("a", size=100, **floor(3)), candidate("b", size=50, **floor(2, gpus=2))]
+    found = choose(ours, "smallest")
+    assert numbers(found, "memory") == {"a": 30.0, "b": 40.0}
+    assert axis(found, "memory").label == "memory floor (plan)"
+    assert found.chosen == "a"
+    assert any(note.startswith("memory is the floor of each plan") for note in found.notes)
+
+
+def test_a_floor_is_not_compared_with_weights() -> None:
+    ours = [candidate("a", size=100, **floor(3)), candidate("b", size=50)]
+    found = choose(ours, "smallest")
+    assert numbers(found, "memory") == {"a": 100.0, "b": 50.0}
+    assert axis(found, "memory").label == "weights"
+
+
 # -- weights ---------------------------------------------------------------------------------
 
 
