@@ -100,13 +100,18 @@ class Reading:
     def batches(self) -> Iterator[dict[str, Any]]:
         """Columns by name: numbers as float64, -inf missing and NaN no number; hashes as uint64."""
         duckdb = self.scan.duckdb
+        ended: list[BaseException] = []
         try:
             if self._through_arrow():
-                self.scan.connection.register(ARROW, _arrow(self.file, self.taken, self.rows))
+                stream = _arrow(self.file, self.taken, self.rows, ended)
+                self.scan.connection.register(ARROW, stream)
             reader = self.scan.connection.sql(self._query()).to_arrow_reader(self.rows)
             for batch in reader:
                 yield {name: _array(name, batch.column(name)) for name in batch.schema.names}
         except (duckdb.Error, OSError) as error:
+            if ended and not isinstance(ended[0], Exception):
+                # Of a command that was told to end while it read.
+                raise ended[0] from None
             # Arrow hands DuckDB's errors on as its own.
             said = str(error).partition("\n")[0]
             if FULL in said or "offload" in said:
@@ -229,8 +234,11 @@ class Reading:
         return max(1, round(rows / sampled))
 
 
-def _arrow(file: LogFile, taken: Mapping[str, str], rows: int) -> Any:
-    """The columns of a Parquet file that are taken, `rows` at once; durations as their numbers."""
+def _arrow(file: LogFile, taken: Mapping[str, str], rows: int, ended: list[BaseException]) -> Any:
+    """The columns of a Parquet file that are taken, `rows` at once; durations as their numbers.
+
+    What ends the stream goes into `ended`: DuckDB makes a text of it.
+    """
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -240,11 +248,17 @@ def _arrow(file: LogFile, taken: Mapping[str, str], rows: int) -> Any:
     plain = pa.schema(
         [one.with_type(pa.int64()) if pa.types.is_duration(one.type) else one for one in schema]
     )
-    batches = (
-        pa.record_batch([part.column(one.name).cast(one.type) for one in plain], schema=plain)
-        for part in table.iter_batches(rows, columns=columns, use_threads=False)
-    )
-    return pa.RecordBatchReader.from_batches(plain, batches)
+
+    def batches() -> Iterator[Any]:
+        try:
+            for part in table.iter_batches(rows, columns=columns, use_threads=False):
+                cast = [part.column(one.name).cast(one.type) for one in plain]
+                yield pa.record_batch(cast, schema=plain)
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    return pa.RecordBatchReader.from_batches(plain, batches())
 
 
 def full(folder: Path) -> InfrastructureError:

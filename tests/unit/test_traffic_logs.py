@@ -497,3 +497,23 @@ def test_the_sample_of_prompts_is_bounded_by_its_size(
     monkeypatch.setattr(traffic_logs, "MOST_CHARACTERS", 20_000)
     for order in (paths, paths[::-1]):
         assert read(*order).requests.texts == whole[:20]
+
+
+def test_a_command_that_is_told_to_end_while_it_reads_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a file that cannot be read."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    columns = {"arrived": [T0] * 40, "prompt_tokens": [9] * 40, "output_tokens": [9] * 40}
+    table = pa.table({**columns, "prompt": ["x" * 6000] * 40})
+    pq.write_table(table, tmp_path / "log.parquet")
+
+    def told(*_: Any, **__: Any) -> Any:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(pa, "record_batch", told)
+    with pytest.raises(SystemExit) as raised:
+        read(tmp_path / "log.parquet")
+    assert raised.value.code == 143
