@@ -24,6 +24,7 @@ from flows.profile_command import profile
 from flows.promotion_commands import promote, rollback
 from flows.prune_command import prune
 from flows.service_commands import deploy, down, up
+from flows.tune_command import tune_bundle
 from flows.turn_commands import begin, compare, prove_draft
 from registry.errors import EXIT_CRASH, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, PilotageError
 from registry.redaction import redacted, without_secrets
@@ -240,9 +241,23 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the evidence; a stopped search goes on in it.")
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a bundle: measure with each of these, max-num-seqs=16,32,64 or "
+            "max-num-batched-tokens=1024,2048; both may be given."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the largest request rate at which an endpoint or a bundle keeps its SLA."""
+    if tune:
+        begin()
+        status = tune_bundle(
+            bundle, load, tune, {"--url": url, "--model": model, "--hardware": hardware},
+            prompts=prompts, out=out, generator=generator, as_json=as_json,
+        )  # fmt: skip
+        raise typer.Exit(status)
     from flows.bench_rendering import bench_text
     from tasks.bench_targets import opened
     from tasks.benchmarking import bench as measure

@@ -22,13 +22,14 @@ from tasks.progress import LOG
 IDENTITY = "identity.json"
 
 
-def begun(folder: Path, finished: str, identity: Mapping[str, Any]) -> Path:
+def begun(folder: Path, finished: str | None, identity: Mapping[str, Any]) -> Path:
     """The folder, empty or with the same measurement that was stopped.
 
-    One that holds the file `finished` is put aside. Raises `UserError` where the folder holds
-    another measurement that was stopped, or anything else.
+    One that holds the file `finished` is put aside; None: it is added to, never done. Raises
+    `UserError` where the folder holds another measurement that was stopped, or anything else.
     """
-    put_aside(folder, finished)
+    if finished is not None:
+        put_aside(folder, finished)
     file = folder / IDENTITY
     try:
         folder.mkdir(parents=True, exist_ok=True)
