@@ -84,6 +84,7 @@ def compare_text(document: Document) -> str:
     lines.append(f"{count} of {all_} repeats count")
     if count < FEWEST_REPEATS:
         lines.append("so few have no interval: nothing can be said of how sure a ratio is")
+    lines += [f"topology: {words}" for words in document.get("topologies", {}).get("words", [])]
     lines += [f"note: {note}" for note in document["notes"]]
     return "\n".join([*lines, f"evidence: {document['evidence']}"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from flows.console import Json, as_encodable, say
 from registry.errors import Problem, UserError
+from registry.plan_parts import MAX_BATCHED_TOKENS, UTILIZATION
 
 
 def plan(
@@ -59,22 +61,27 @@ def plan(
         str | None,
         typer.Option(help="Limits: a load profile, a policy, or 'ttft p95 500ms, tpot p95 50ms'."),
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(help="A serve recipe with prefill and decode apart: both roles, their sum."),
+    ] = None,
     current: Annotated[
         str | None, typer.Option(help="What runs now: 'HARDWARE x REPLICAS'.")
     ] = None,
     utilization: Annotated[
         float,
         typer.Option("--gpu-memory-utilization", min=0.5, max=0.95, help="Of a GPU's memory."),
-    ] = 0.9,
+    ] = UTILIZATION,
     max_batched_tokens: Annotated[
         int, typer.Option("--max-num-batched-tokens", min=16, max=1_000_000)
-    ] = 2048,
+    ] = MAX_BATCHED_TOKENS,
     as_json: Json = False,
 ) -> None:
     """Say how much memory a model needs, and which machines serve it; nothing is started."""
-    from flows.plan_rendering import plan_text, together_text
+    from flows.plan_rendering import parts_text, plan_text, together_text
     from registry.gate_report import strict_line
     from tasks.capacity import planned, planned_together
+    from tasks.capacity_parts import planned_in_parts
 
     if len(model) > 1:
         alone = {
@@ -83,9 +90,10 @@ def plan(
             "--draft": draft,
             "--traffic": traffic,
             "--sla": sla,
+            "--serve": serve,
             "--current": current,
         }
-        _refuse([name for name, given in alone.items() if given], len(model))
+        _refuse(alone, f"cannot be planned for {len(model)} models on the same GPUs")
         _complete(concurrency, context)
         document, status = planned_together(
             model,
@@ -99,6 +107,30 @@ def plan(
             max_batched_tokens=max_batched_tokens,
         )
         say(as_encodable(strict_line(document)) if as_json else together_text(document))
+        raise typer.Exit(status)
+    if serve is not None:
+        own = {
+            "--all-formats": all_formats,
+            "--kv-dtype": kv_dtype != "auto",
+            "--tp": tp,
+            "--pp": pp > 1,
+            "--current": current,
+            "--gpu-memory-utilization": utilization != UTILIZATION,
+            "--max-num-batched-tokens": max_batched_tokens != MAX_BATCHED_TOKENS,
+        }
+        _refuse(own, "is in the serve recipe, or cannot be planned with it")
+        document, status = planned_in_parts(
+            model[0],
+            serve,
+            concurrency=_one("concurrency", concurrency),
+            context=_one("context", context),
+            format=format,
+            hardware=hardware or [],
+            draft=draft,
+            traffic=traffic,
+            sla=sla,
+        )
+        say(as_encodable(strict_line(document)) if as_json else parts_text(document))
         raise typer.Exit(status)
     document, status = planned(
         model[0],
@@ -137,7 +169,12 @@ def _complete(concurrency: list[int] | None, context: list[int] | None) -> None:
         raise UserError(missing)
 
 
-def _refuse(names: list[str], models: int) -> None:
-    if names:
-        what = f"{', '.join(names)} cannot be planned for {models} models on the same GPUs"
-        raise UserError.at("--model", what, "leave it out, or plan each model alone")
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise `UserError` for the options that were given."""
+    problems = [
+        Problem(name, why, "leave it out, or plan each alone")
+        for name, given in options.items()
+        if given
+    ]
+    if problems:
+        raise UserError(problems)

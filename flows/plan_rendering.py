@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from registry.topology import Disaggregated
+
 GIB = 1 << 30
 
 PARTS = {
@@ -59,6 +61,50 @@ def together_text(document: dict[str, Any]) -> str:
     lines += _ruled_lines(document)
     lines += ["", *(f"note: {note}" for note in document["notes"])]
     return "\n".join(lines)
+
+
+def parts_text(document: dict[str, Any]) -> str:
+    """Prefill and decode apart: both roles, all GPUs, and what a request moves."""
+    topology = Disaggregated.model_validate(document["topology"])
+    lines = [
+        f"{document['model']}: {document['parameters'] / 1e9:.2f} billion parameters, "
+        f"{document['format']}, KV cache {document['kv_dtype']}, trained for "
+        f"{document['trained_length']} tokens",
+        topology.words,
+        f"{document['concurrency']} sequences of {document['context']} tokens "
+        f"({document['demand']['source']})",
+        "",
+    ]
+    fits = document["fits"]
+    if fits:
+        lines += _parts_table(fits)
+    else:
+        lines.append("Nothing fits.")
+    lines += _ruled_lines(document)
+    lines += ["", *(f"note: {note}" for note in document["notes"])]
+    return "\n".join(lines)
+
+
+def _parts_table(fits: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"{'hardware':<18}{'format':<13}{'GPUs':>5}{'prefill GiB':>13}{'decode GiB':>12}"
+        f"{'most seqs':>11}{'moved MiB':>11}{'ms':>7}{'TTFT ms':>9}{'TPOT ms':>9}{'a month':>12}"
+    ]
+    for fit in fits:
+        floors = {role: one["per_gpu"]["floor_bytes"] / GIB for role, one in fit["roles"].items()}
+        cost, found, moved = fit["cost_per_month"], fit["estimate"], fit["transfer"]
+        price = "-" if cost is None else f"{cost:.0f} {fit['currency']}"
+        lines.append(
+            f"{fit['hardware']:<18}{fit['format']:<13}{fit['gpus']:>5}{floors['prefill']:>13.2f}"
+            f"{floors['decode']:>12.2f}{fit['max_concurrency']:>11}"
+            f"{moved['bytes_per_request'] / 2**20:>11.1f}{_number(moved['ms'], 1):>7}"
+            f"{_number(found['ttft_ms'], 0):>9}{_number(found['tpot_ms'], 1):>9}{price:>12}"
+        )
+    return [
+        *lines,
+        "GiB: the floor of a GPU of each role. moved: the cache of one prompt, and its time.",
+        "ms, TTFT and TPOT: estimate, not measured (docs/capacity.md).",
+    ]
 
 
 def _floor_lines(document: dict[str, Any]) -> list[str]:

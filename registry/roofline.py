@@ -172,6 +172,50 @@ def estimate(work: Work, load: Load, batch: int) -> Estimate:
     return Estimate(ttft * 1000, tpot * 1000, whole, share)
 
 
+def estimate_apart(
+    prefilling: Work, decoding: Work, load: Load, engines: int, batch: int, transfer_s: float | None
+) -> Estimate:
+    """As `estimate`, where some engines compute prompts and others generate.
+
+        share = rate x prefill of a mean prompt / prefill engines
+        TPOT  = decode step                              (no prompt is computed in between)
+        TTFT  = prefill x (1 + share / (2 (1 - share))) + transfer + one decode step
+
+    `load.sequences` are those of one decode engine, `load.rate` that of all prefill `engines`
+    together. `transfer_s`: of the prompt's cache, alone on the link; None: not known, and then
+    neither are TTFT and E2EL.
+    """
+    step = decode_step(decoding, load.sequences, load.context)
+    first = prefill(prefilling, load.prompt, batch)
+    mean = prefill(prefilling, load.mean_prompt, batch)
+    if step is None or first is None or mean is None:
+        missing = ", ".join(dict.fromkeys([*prefilling.missing(), *decoding.missing()]))
+        note = f"no estimate: hardware {decoding.machine.name} has no {missing}"
+        return Estimate(None, None, None, None, note)
+    share = (load.rate or 0.0) * mean / engines
+    if share >= 1:
+        return Estimate(math.inf, step * 1000, math.inf, share)
+    if transfer_s is None:
+        note = f"{MARK}; the time of the transfer is not known, so TTFT and E2EL are not"
+        return Estimate(None, step * 1000, None, share, note)
+    ttft = first * (1 + share / (2 * (1 - share))) + transfer_s + step
+    whole = None
+    if load.output is not None:
+        whole = 1000 * (ttft + max(0.0, load.output - 1) * step)
+    return Estimate(ttft * 1000, step * 1000, whole, share)
+
+
+def transfer_seconds(size: int, machine: Machine, pairs: int) -> float | None:
+    """Of so many bytes between GPUs of one machine, over `pairs` of them side by side.
+
+    One direction of a link, at the share of it that is assumed. None: the link is not known, or
+    there is none; between machines it is the network that counts, of which no file says anything.
+    """
+    if machine.link is None:
+        return None
+    return size / (pairs * machine.link / 2 * ASSUMED.link_share)
+
+
 def _in_window(layer: LayerShape, context: float) -> float:
     return min(context, layer.window) if layer.window else context
 

@@ -74,8 +74,8 @@ def planned(
     made = plan(model, machines, asked.demand, wish, limits)
     document = _floor_document(model, asked.demand, wish)
     document |= {
-        "fits": [_fit(one) for one in made.fits],
-        "ruled_out": [_ruled_out(one) for one in made.ruled_out],
+        "fits": [fit_document(one) for one in made.fits],
+        "ruled_out": [ruled_document(one) for one in made.ruled_out],
         "demand": {**asdict(asked.demand), "source": asked.source},
         "sla_ms": dict(limits.limits),
         "estimates": {"what": MARK, "assumed": ASSUMED.document},
@@ -136,13 +136,13 @@ def planned_together(
                 "currency": one.machine.currency,
                 "memory_bytes": one.machine.memory_bytes,
                 "engines": [
-                    {"model": model.name, "share": share, **_fit(fit)}
+                    {"model": model.name, "share": share, **fit_document(fit)}
                     for model, share, fit in zip(models, one.shares, one.fits, strict=True)
                 ],
             }
             for one in found
         ],
-        "ruled_out": [_ruled_out(one) for one in ruled],
+        "ruled_out": [ruled_document(one) for one in ruled],
         "notes": ["engines on one GPU take its time from each other: no times are estimated"],
     }
     return document, EXIT_PASS if found else EXIT_REFUSED
@@ -182,16 +182,16 @@ def _floor_document(model: Model, demand: Demand, wish: Wish) -> dict[str, Any]:
         "pp": wish.pp,
         "concurrency": demand.concurrency,
         "context": demand.context,
-        **_parts(floor.total),
-        "per_gpu": _parts(floor.per_gpu),
+        **parts_document(floor.total),
+        "per_gpu": parts_document(floor.per_gpu),
     }
 
 
-def _parts(parts: Parts) -> dict[str, int]:
+def parts_document(parts: Parts) -> dict[str, int]:
     return asdict(parts)
 
 
-def _fit(fit: Fit) -> dict[str, Any]:
+def fit_document(fit: Fit) -> dict[str, Any]:
     return {
         "hardware": fit.machine.name,
         "format": fit.format,
@@ -206,7 +206,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "cost_per_month": fit.cost_per_month,
         "currency": fit.machine.currency,
         "memory_bytes": fit.machine.memory_bytes,
-        "per_gpu": _parts(fit.floor.per_gpu),
+        "per_gpu": parts_document(fit.floor.per_gpu),
         "estimate": None if fit.estimate is None else _estimate(fit.estimate),
         "notes": list(fit.notes),
     }
@@ -219,7 +219,7 @@ def _estimate(found: Estimate) -> dict[str, float | str | None]:
     }
 
 
-def _ruled_out(one: RuledOut) -> dict[str, Any]:
+def ruled_document(one: RuledOut) -> dict[str, Any]:
     return {
         "hardware": one.machine.name,
         "format": one.format,

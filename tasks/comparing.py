@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from eval_suites.loader import load_profile
+from eval_suites.topology_comparison import Side, TopologyComparison, compare_topologies
+from registry.bundle import Bundle
 from registry.digests import digest_of
 from registry.errors import EXIT_INCONCLUSIVE, EXIT_PASS, UserError
+from registry.provenance import hardware
+from registry.topology import gpus_of, topology_words
 from tasks.devices import exclusive
 from tasks.engines.load_prompts import first_prompt, from_file, supply_of
 from tasks.measured_folders import begun, default_folder, measurable, prompts_digest
@@ -28,6 +32,8 @@ class Compared:
     load: str
     comparison: Comparison
     folder: Path
+    topologies: TopologyComparison | None = None
+    """Where the two are arranged in different ways."""
 
     @property
     def exit_status(self) -> int:
@@ -42,6 +48,7 @@ class Compared:
             "b": self.b,
             "load": self.load,
             **self.comparison.document,
+            **({"topologies": self.topologies.document} if self.topologies else {}),
             "evidence": str(self.folder),
             "unit": "ms",
         }
@@ -85,4 +92,24 @@ def compare(
     # All turns in a row: an hour of another run between two of them would not make a pair.
     with exclusive(f"compare {a} and {b}"):
         found = compare_bundles(first, second, profile, supply, folder, repeats, rate, serve=serve)
-    return Compared(a, b, load, found, folder)
+    return Compared(a, b, load, found, folder, topologies_of(a, first, b, second, found))
+
+
+def topologies_of(
+    a: str, first: Bundle, b: str, second: Bundle, found: Comparison
+) -> TopologyComparison | None:
+    """What the turns say of two arrangements; None where both have one."""
+    if first.topology == second.topology:
+        return None
+    gpus = bool(hardware()["gpus"])
+    sides = [
+        Side(
+            name,
+            topology_words(bundle.topology),
+            gpus_of(bundle.engine_args, bundle.topology) if gpus else 1,
+        )
+        for name, bundle in ((a, first), (b, second))
+    ]
+    good = [(one.steady, other.steady) for one, other in found.pairs
+            if not one.void and not other.void]  # fmt: skip
+    return compare_topologies(sides[0], sides[1], "GPU" if gpus else "machine", good)

@@ -18,6 +18,7 @@ from registry.model_shapes import shape_of
 from registry.plan_parts import Demand, Limits, Model, Wish
 from registry.serve_words import engine_words
 from registry.settings import CHECKOUT, settings
+from registry.topology import ROLES
 from tasks.capacity_inputs import machine_of
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)]
@@ -155,9 +156,16 @@ def planned_commands() -> list[dict[str, Any]]:
 
 
 def served_arguments() -> dict[str, dict[str, Any]]:
-    """Engine arguments of every shipped serve recipe for vLLM."""
+    """Engine arguments of every shipped serve recipe for vLLM; of each role, where they differ."""
     recipes = {name: loader.load(name, "serve", ServeRecipe) for name in loader.shipped("serve")}
-    return {name: one.engine_args for name, one in recipes.items() if one.engine == "vllm"}
+    found = {}
+    for name, one in recipes.items():
+        if one.topology is not None:
+            for role in ROLES:
+                found[f"{name}, {role}"] = one.topology.arguments(role, one.engine_args)
+        elif one.engine == "vllm":
+            found[name] = one.engine_args
+    return found
 
 
 @pytest.fixture(scope="module")

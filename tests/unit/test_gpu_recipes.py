@@ -22,7 +22,9 @@ from registry.errors import UserError
 from registry.model_shapes import ModelShape, shape_of
 from registry.plan_parts import Demand, Fit, Limits, Model, Wish
 from registry.settings import CHECKOUT
+from registry.topology import ROLES, gpus_of
 from tasks.capacity_inputs import machine_of
+from tasks.capacity_parts import planned_in_parts
 from tasks.engines.quantization_recipe import groups_of, modifiers
 from tasks.planning import ResolvedRelease, resolve
 from tasks.planning import plan as plan_release
@@ -38,6 +40,10 @@ RELEASES = [
 ]
 SERVES = [name for name in loader.shipped("serve") if "_nvidia_" in name]
 VLLM_SERVES = [name for name in SERVES if name.startswith("vllm_")]
+APART = [
+    name for name in VLLM_SERVES if loader.load(name, "serve", ServeRecipe).topology is not None
+]
+"""With prefill and decode apart."""
 
 
 @cache
@@ -63,14 +69,25 @@ def draft_of(target: str, draft_vocab: int | None) -> ModelShape:
     return shape_of(written, f"draft of {target}")
 
 
+def engines_of(serve: ServeRecipe) -> dict[str, dict[str, Any]]:
+    """Arguments of one engine of each role; of a colocated recipe of its engine, without a name."""
+    if serve.topology is None:
+        return {"": serve.engine_args}
+    return {role: serve.topology.arguments(role, serve.engine_args) for role in ROLES}
+
+
 def fit_of(
-    model: str, serve: ServeRecipe, hardware: str, form: str, draft: ModelShape | None = None
+    model: str, args: dict[str, Any], hardware: str, form: str, draft: ModelShape | None = None
 ) -> Fit:
     """The plan at the numbers of a serve recipe; fails where it does not fit."""
-    args = serve.engine_args
     context, tp = args["max-model-len"], args["tensor-parallel-size"]
     demand = Demand(args["max-num-seqs"], context, context)
-    wish = Wish(formats=(form,), tp=tp, utilization=args["gpu-memory-utilization"])
+    wish = Wish(
+        formats=(form,),
+        tp=tp,
+        utilization=args["gpu-memory-utilization"],
+        max_batched_tokens=args["max-num-batched-tokens"],
+    )
     shape = Model(published(model), model, draft)
     found = plan(shape, [machine_of(hardware)], demand, wish, Limits())
     assert found.fits, found.ruled_out
@@ -88,7 +105,7 @@ def form_of(todo: ResolvedRelease, quantize: str) -> str:
 
 
 def fits_of_release(name: str) -> dict[str, Fit]:
-    """The plan of each candidate, and of the teacher where it is served here."""
+    """The plan of each engine of each candidate, and of the teacher where it is served here."""
     todo = resolved(name)
     student = model_name(todo.distill.student)
     hardware = todo.load.hardware
@@ -99,10 +116,13 @@ def fits_of_release(name: str) -> dict[str, Fit]:
             assert todo.draft is not None
             draft = draft_of(student, todo.draft.draft_vocab_size)
         form = form_of(todo, one.quantize)
-        fits[one.name] = fit_of(student, todo.serve[one.serve], hardware, form, draft)
+        for role, args in engines_of(todo.serve[one.serve]).items():
+            engine = f"{one.name}, {role}" if role else one.name
+            fits[engine] = fit_of(student, args, hardware, form, draft)
     if todo.teacher.model is not None:
         serve = todo.serve[str(todo.teacher.serve)]
-        fits["teacher"] = fit_of(model_name(todo.teacher.model), serve, hardware, "auto")
+        teacher = model_name(todo.teacher.model)
+        fits["teacher"] = fit_of(teacher, serve.engine_args, hardware, "auto")
     return fits
 
 
@@ -116,6 +136,7 @@ def test_the_pairs_that_users_asked_for() -> None:
         "llama_3_1_70b_to_8b_nvidia_h800",
         "qwen2_5_7b_nvidia_a10",
         "qwen2_5_32b_colocated_nvidia_h20",
+        "qwen2_5_32b_disaggregated_nvidia_h20",
     }
 
 
@@ -186,7 +207,7 @@ def header_plan(name: str) -> list[str]:
     return shlex.split(found[1])
 
 
-@pytest.mark.parametrize("name", VLLM_SERVES)
+@pytest.mark.parametrize("name", sorted({*VLLM_SERVES} - {*APART}))
 def test_engine_arguments_are_those_of_the_plan_in_the_header(name: str) -> None:
     words = header_plan(name)
     given = dict(zip(words[1::2], words[2::2], strict=True))
@@ -197,8 +218,38 @@ def test_engine_arguments_are_those_of_the_plan_in_the_header(name: str) -> None
     assert [int(given[f"--{one}"]) for one in ("concurrency", "context", "tp")] == [
         args[one] for one in ("max-num-seqs", "max-model-len", "tensor-parallel-size")
     ]
-    fit = fit_of(model, serve, hardware, given.get("--format", "auto"))
+    fit = fit_of(model, args, hardware, given.get("--format", "auto"))
     assert fit.engine_args == dict(list(args.items())[:5])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_both_roles_have_the_arguments_of_the_plan_in_the_header(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    words = header_plan(name)
+    given = dict(zip(words[1::2], words[2::2], strict=True))
+    assert given["--serve"] == name and name.endswith(f"_{given['--hardware']}")
+    document, status = planned_in_parts(given["--model"], name, hardware=[given["--hardware"]])
+    assert status == 0
+    serve = loader.load(name, "serve", ServeRecipe)
+    assert serve.topology is not None
+    (fit,) = document["fits"]
+    for role in ROLES:
+        args, found = engines_of(serve)[role], fit["roles"][role]
+        assert (found["engine_args"], found["engines"]) == (args, serve.topology.engines(role))
+        planned = fit_of(Path(given["--model"]).stem, args, given["--hardware"], "auto")
+        assert planned.engine_args.items() <= args.items()
+        assert found["per_gpu"]["floor_bytes"] == planned.floor.per_gpu.floor_bytes
+    assert fit["gpus"] == gpus_of(serve.engine_args, serve.topology)
+
+
+def test_the_disaggregated_case_decodes_what_the_colocated_one_serves() -> None:
+    todo = resolved("qwen2_5_32b_disaggregated_nvidia_h20")
+    colocated, apart = (todo.serve[one.serve] for one in todo.release.candidates)
+    decode = engines_of(apart)["decode"]
+    assert colocated.topology is None and colocated.engine_args.items() <= decode.items()
+    assert [gpus_of(one.engine_args, one.topology) for one in (colocated, apart)] == [2, 3]
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -221,7 +272,8 @@ def test_the_longest_request_of_the_load_profile_fits_into_the_context(name: str
         longest = max(longest, one.prefix + one.input + max(lengths))
     for candidate in todo.release.candidates:
         # A chat template adds its own words.
-        assert longest + 128 <= todo.serve[candidate.serve].engine_args["max-model-len"]
+        for args in engines_of(todo.serve[candidate.serve]).values():
+            assert longest + 128 <= args["max-model-len"]
 
 
 @pytest.mark.parametrize("name", RELEASES)
