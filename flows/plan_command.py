@@ -68,6 +68,13 @@ def plan(
     current: Annotated[
         str | None, typer.Option(help="What runs now: 'HARDWARE x REPLICAS'.")
     ] = None,
+    evidence: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A load test's folder, or a bundle that was measured here: its times instead of "
+            "estimates. Several may be given."
+        ),
+    ] = None,
     utilization: Annotated[
         float,
         typer.Option("--gpu-memory-utilization", min=0.5, max=0.95, help="Of a GPU's memory."),
@@ -92,6 +99,7 @@ def plan(
             "--sla": sla,
             "--serve": serve,
             "--current": current,
+            "--evidence": evidence,
         }
         _refuse(alone, f"cannot be planned for {len(model)} models on the same GPUs")
         _complete(concurrency, context)
@@ -115,6 +123,7 @@ def plan(
             "--tp": tp,
             "--pp": pp > 1,
             "--current": current,
+            "--evidence": evidence,
             "--gpu-memory-utilization": utilization != UTILIZATION,
             "--max-num-batched-tokens": max_batched_tokens != MAX_BATCHED_TOKENS,
         }
@@ -146,6 +155,7 @@ def plan(
         traffic=traffic,
         sla=sla,
         current=current,
+        evidence=evidence or [],
         utilization=utilization,
         max_batched_tokens=max_batched_tokens,
     )

@@ -147,7 +147,7 @@ def _fit_lines(document: dict[str, Any]) -> list[str]:
     ]
     shown = _cheapest(fits)
     for fit in shown:
-        found = fit["estimate"] or {}
+        found = _times(fit)
         cost, currency = fit["cost_per_month"], fit["currency"]
         price = "-" if cost is None else f"{cost:.0f} {currency}"
         lines.append(
@@ -155,9 +155,12 @@ def _fit_lines(document: dict[str, Any]) -> list[str]:
             f"{fit['replicas']:>9}{fit['per_gpu']['floor_bytes'] / GIB:>11.2f}"
             f"{fit['max_concurrency']:>11}{_number(found.get('ttft_ms'), 0):>9}"
             f"{_number(found.get('tpot_ms'), 1):>9}{_number(found.get('e2el_ms'), 0):>10}"
-            f"{price:>12}"
+            f"{price:>12}{'  measured' if found.get('measured') else ''}"
         )
-    lines.append("TTFT, TPOT and E2EL: estimate, not measured (docs/capacity.md).")
+    measured = [fit for fit in shown if _times(fit).get("measured")]
+    other = " of the other rows" if measured else ""
+    lines.append(f"TTFT, TPOT and E2EL{other}: estimate, not measured (docs/capacity.md).")
+    lines += [_measured_words(fit) for fit in measured]
     if len(shown) < len(fits):
         lines.append(
             f"Of each hardware and format the cheapest; {len(fits) - len(shown)} more in --json."
@@ -171,6 +174,34 @@ def _fit_lines(document: dict[str, Any]) -> list[str]:
             said.setdefault(note, []).append(f"{fit['hardware']} {fit['format']}")
     lines += [f"{', '.join(places)}: {note}" for note, places in said.items()]
     return lines
+
+
+def _times(fit: dict[str, Any]) -> dict[str, Any]:
+    """Measured: TTFT and E2EL at P95, TPOT at P50; where nothing is, the estimate."""
+    found = fit.get("measured")
+    if found is None or found["rate"] is None:
+        return fit["estimate"] or {}
+    return {
+        "measured": True,
+        "ttft_ms": found["ttft_ms"].get("p95"),
+        "tpot_ms": found["tpot_ms"].get("p50"),
+        "e2el_ms": found["e2el_ms"].get("p95"),
+    }
+
+
+def _measured_words(fit: dict[str, Any]) -> str:
+    found = fit["measured"]
+    words = (
+        f"{fit['hardware']} {fit['format']}: measured {found['measured_at'][:10]} at "
+        f"{found['rate']:.4g} requests/s (TTFT and E2EL P95, TPOT P50), "
+        f"{_number(found['output_tokens_per_s'], 0)} output tokens/s"
+    )
+    if found["replicas"] is not None:
+        words += f"; at the rate that it kept {found['replicas']} replicas would do"
+    if found["emulated"]:
+        words += "; by an emulated kernel"
+    others = ", ".join(f"{name} {value}" for name, value in found["other_arguments"].items())
+    return words + (f"; its arguments were others: {others}" if others else "")
 
 
 def _cheapest(fits: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from registry.capacity_plan import check_length, format_name, plan
 from registry.errors import EXIT_PASS, EXIT_REFUSED, UserError
 from registry.kv_cache import kv_dtype_of
 from registry.memory_floor import Parts, floor_of, named_format
+from registry.plan_evidence import Served
 from registry.plan_parts import (
     HOURS_PER_MONTH,
     Demand,
@@ -26,6 +27,7 @@ from registry.plan_parts import (
 from registry.plan_together import together
 from registry.roofline import ASSUMED, MARK, Estimate
 from tasks.capacity_inputs import demand_of, limits_of, machine_of, machines_of, model_of
+from tasks.plan_evidence import peak_words, served_of, with_evidence
 
 ALL_FORMATS = ("auto", "fp8_dynamic", "w8a8_int8", "w4a16", "nvfp4")
 """What the project's quantize recipes make, one of each kind."""
@@ -46,10 +48,14 @@ def planned(
     traffic: Path | None = None,
     sla: str | None = None,
     current: str | None = None,
+    evidence: Sequence[str] = (),
     utilization: float,
     max_batched_tokens: int,
 ) -> tuple[dict[str, Any], int]:
-    """The document, and the exit status: 10 where nothing fits. Raises `UserError`."""
+    """The document, and the exit status: 10 where nothing fits. Raises `UserError`.
+
+    `evidence`: load tests, as `tasks.plan_evidence.served_of` takes them.
+    """
     model = model_of(reference, draft)
     asked = demand_of(concurrency, context, traffic, model.shape.max_len)
     check_length(model, asked.demand.longest)
@@ -73,20 +79,23 @@ def planned(
     )
     made = plan(model, machines, asked.demand, wish, limits)
     document = _floor_document(model, asked.demand, wish)
+    rows = [(one, fit_document(one)) for one in made.fits]
+    served = served_of(evidence)
+    found = with_evidence(rows, model, asked.demand, served)
     document |= {
-        "fits": [fit_document(one) for one in made.fits],
+        "fits": [row for _, row in rows],
         "ruled_out": [ruled_document(one) for one in made.ruled_out],
         "demand": {**asdict(asked.demand), "source": asked.source},
         "sla_ms": dict(limits.limits),
         "estimates": {"what": MARK, "assumed": ASSUMED.document},
-        "notes": [*asked.notes, *_notes(made, limits)],
+        "notes": [*asked.notes, *_notes(made, limits), *found],
     }
     if asked.extreme is not None:
         document["extremes"] = _extremes(model, asked.extreme, wish)
     if not made.fits:
         document["least_memory"] = _least(made, wish)
     if running is not None:
-        document["current"] = _waste(model, asked.demand, wish, limits, running, made)
+        document["current"] = _waste(model, asked.demand, wish, limits, running, made, served)
     return document, EXIT_PASS if made.fits else EXIT_REFUSED
 
 
@@ -303,8 +312,12 @@ def _waste(
     limits: Limits,
     running: tuple[str, int],
     made: Plan,
+    served: Sequence[Served],
 ) -> dict[str, Any]:
-    """What the current setup has beyond what the same load needs, there and at the best place."""
+    """What the current setup has beyond what the same load needs, there and at the best place.
+
+    Where it was measured, also how much of its memory and cache the load took at most.
+    """
     name, replicas = running
     machine = machine_of(name)
     # What runs now has the format that was asked for, not the best one.
@@ -349,6 +362,11 @@ def _waste(
         says += (
             f"; {best.machine.name} would cost {cost - less:.0f} {machine.currency} less a month"
         )
+    if served:
+        row: dict[str, Any] = {}
+        with_evidence([(fit, row)], model, demand, served)
+        found["measured"] = row["measured"]
+        says += peak_words(row["measured"], machine)
     return found | {"says": says}
 
 

@@ -17,6 +17,7 @@ from flows.rendering import outcome_text
 from registry import report, report_charts, report_latency
 from registry import report_numbers as numbers
 from registry.digests import digest_of
+from registry.engine_memory import ComparedMemory
 from registry.evidence import LoadPoint, percentiles
 from registry.outcome import (
     CandidateOutcome,
@@ -781,3 +782,17 @@ def test_an_emulated_kept_rate_is_never_shown_without_saying_so() -> None:
     flagged = outcome.model_copy(update={"candidates": emulated})
     assert "5.657, not 8 (emulated)" in outcome_text(flagged)
     assert "times emulated" in words_of(flagged, ReportDetails())
+
+
+def test_memory_stands_beside_its_plan() -> None:
+    start = ComparedMemory(
+        what="engine at its start", planned_bytes=2 << 30, measured_bytes=3 << 30, counted=False,
+        how="resident memory of all its processes",
+    )  # fmt: skip
+    outcome = release()
+    assert "Memory, planned and measured" not in words_of(outcome, ReportDetails())
+    first, *others = outcome.candidates
+    told = [first.model_copy(update={"memory": [start]}), *others]
+    text = words_of(outcome.model_copy(update={"candidates": told}), ReportDetails())
+    assert "Memory, planned and measured" in text
+    assert "engine at its start 2.00 GiB estimate 3.00 GiB +50.0 %" in text
