@@ -253,9 +253,11 @@ def bench(
     """Find the largest request rate at which an endpoint or a bundle keeps its SLA."""
     if tune:
         begin()
+        others = {"--url": url, "--model": model, "--serve": serve_recipe}
+        others |= {"--tokenizer": tokenizer, "--hardware": hardware}
         status = tune_bundle(
-            bundle, load, tune, {"--url": url, "--model": model, "--hardware": hardware},
-            prompts=prompts, out=out, generator=generator, as_json=as_json,
+            bundle, load, tune, others, prompts=prompts, out=out, generator=generator,
+            as_json=as_json,
         )  # fmt: skip
         raise typer.Exit(status)
     from flows.bench_rendering import bench_text
@@ -304,7 +306,9 @@ def main() -> None:
         app(standalone_mode=True)
     except PilotageError as error:
         for line in str(error).splitlines():
-            print(f"pilotage: {line}", file=sys.stderr)
+            # A name in it may hold what a terminal obeys, or what turns its letters round.
+            plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+            print(f"pilotage: {plain}", file=sys.stderr)
         if error.exit_status == EXIT_INFRASTRUCTURE:
             _tell_full_disk()
         sys.exit(error.exit_status)

@@ -126,7 +126,6 @@ def power_of_policy(
 def power_text(rows: Sequence[GatePower]) -> str:
     """A table: what each gate needs, and what the evidence at hand would give."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title="items each gate needs if the effect is the truth")
     for column in ("gate", "metric", "reference", "truth", "items for 80 %", "power", "note"):
@@ -143,6 +142,5 @@ def power_text(rows: Sequence[GatePower]) -> str:
             power,
             row.note,
         )
-        # `Text`, because rich would take a name such as `[red]` for a colour.
-        table.add_row(*map(Text, words))
+        table.add_row(*words)
     return drawn(table)

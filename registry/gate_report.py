@@ -366,7 +366,6 @@ def _cut_lines(page: str, most: int) -> str:
 def text(outcome: GateOutcome) -> str:
     """A table per candidate with reasons below, and everything else that decided."""
     from rich.table import Table
-    from rich.text import Text
 
     lines = [f"{_line(outcome.policy)}: {outcome.verdict} ({_line(_standing(outcome))})"]
     for candidate in outcome.candidates:
@@ -380,8 +379,7 @@ def text(outcome: GateOutcome) -> str:
             where = f"\n  {_line(gate.slice)}" if gate.slice else ""
             words = [f"{_line(gate.name)}\n  {_line(gate.metric)}{where}", _result(gate)]
             figures = (gate.estimate, gate.bound, _limit(gate), gate.n, gate.mde, gate.needed)
-            # `Text`, because rich would take a name such as `[red]` for a colour.
-            table.add_row(*map(Text, [*words, *map(number, figures)]))
+            table.add_row(*words, *map(number, figures))
         if candidate.gates:
             lines.append(drawn(table))
         lines.append(f"  {_line(_origin(candidate))}")
@@ -393,10 +391,13 @@ def text(outcome: GateOutcome) -> str:
 
 
 def drawn(table: Any) -> str:
-    """A rich table as plain text of `TEXT_WIDTH` columns."""
+    """A rich table as plain text of `TEXT_WIDTH` columns, its words as they are.
+
+    Without markup: an engine's `[/usr/lib/x.py]` would end an unopened style and the command.
+    """
     from rich.console import Console
 
-    console = Console(width=TEXT_WIDTH, no_color=True, highlight=False)
+    console = Console(width=TEXT_WIDTH, no_color=True, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip()

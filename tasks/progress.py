@@ -22,7 +22,7 @@ from registry.redaction import redact_logs
 redact_logs()
 
 LOG = logging.getLogger("pilotage")
-_console = Console(stderr=True, highlight=False)
+_console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def configure_logging() -> None:

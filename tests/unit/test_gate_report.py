@@ -532,6 +532,16 @@ def test_no_text_reaches_the_terminal_as_a_command(text: str) -> None:
     written.encode()
 
 
+def test_a_table_shows_words_as_they_are() -> None:
+    from rich.table import Table
+
+    words = "died [/usr/lib/x.py] [red] :100:"
+    table = Table(title=words)
+    table.add_column(words)
+    table.add_row(words)
+    assert rendering.drawn(table).count(words) == 3
+
+
 def test_markup_is_shown_not_obeyed() -> None:
     assert "[bold]x[/bold]" in rendering.text(outcome(candidate(gate("[bold]x[/bold]"))))
 

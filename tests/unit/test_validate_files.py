@@ -9,6 +9,7 @@ import pytest
 from flows.rendering import validate_files, yaml_below
 from recipes.loader import RECIPES_DIR
 from registry.errors import UserError
+from tests.unit.bad_input.cases import run
 
 
 def test_both_endings_are_read(tmp_path: Path) -> None:
@@ -25,3 +26,8 @@ def test_both_endings_are_read(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone: cannot be read \(No such file"):
         yaml_below(tmp_path / "gone")
+
+
+def test_a_message_holds_nothing_that_a_terminal_obeys() -> None:
+    said = run(["validate", "\x1b[31mred\u202e.yaml"])
+    assert said.err.startswith(r"pilotage: \x1b[31mred\u202e.yaml: cannot be read")
