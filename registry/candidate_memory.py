@@ -122,6 +122,16 @@ class MemoryPlan(BaseModel):
     refusal: str = ""
     unknown: str = ""
     notes: list[str] = Field(default_factory=list)
+    topology: str = Field(
+        default="",
+        exclude_if=lambda words: not words,
+        description="Of prefill and decode apart; all numbers are then those of a decode engine.",
+    )
+    roles: dict[str, MemoryPlan] = Field(
+        default_factory=dict,
+        exclude_if=lambda roles: not roles,
+        description="The plan of one engine of each role.",
+    )
 
     @property
     def digest(self) -> str:

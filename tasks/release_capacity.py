@@ -18,7 +18,7 @@ import psutil
 from recipes import loader
 from recipes.schema import PathModel
 from registry.bundle import Bundle
-from registry.candidate_memory import MemoryPlan, memory_plan, not_planned
+from registry.candidate_memory import MemoryPlan, not_planned
 from registry.checkpoint_weights import CONFIG, config_of, weights_of_checkpoint
 from registry.errors import UserError
 from registry.json_files import json_object
@@ -26,6 +26,7 @@ from registry.machines import Machine
 from registry.memory_floor import floor_of
 from registry.model_shapes import shape_of
 from registry.provenance import engine_version, hardware
+from registry.role_plans import served_plan
 from registry.shape_parts import ModelShape
 from registry.store import Absent
 from registry.weight_formats import FORMATS
@@ -99,12 +100,16 @@ def plan_of_bundle(bundle: Bundle, hardware_name: str) -> MemoryPlan:
         draft = _shape(bundle.draft.path) if bundle.draft is not None else None
     except UserError as error:
         return _unread(bundle.name, error)
-    made = memory_plan(
-        bundle.name, shape, draft, bundle.engine_args, bundle.env, machine, bundle.engine_version
+    made = served_plan(
+        bundle.name,
+        shape,
+        draft,
+        bundle.engine_args,
+        bundle.env,
+        bundle.topology,
+        machine,
+        bundle.engine_version,
     )
-    if bundle.topology is not None:
-        # What is measured is of all its engines together, what is planned of one.
-        return made.model_copy(update={"memory": None})
     return with_files(made, bundle.target.path, shape)
 
 
@@ -166,8 +171,15 @@ def plan_before(todo: ReleasePlan, wanted: CandidatePlan) -> MemoryPlan:
         machine = release_machine(recipes.load.hardware)
     except UserError as error:
         return _unread(wanted.name, error)
-    return memory_plan(
-        wanted.name, shape, None, serve.engine_args, serve.env, machine, engine_version()
+    return served_plan(
+        wanted.name,
+        shape,
+        None,
+        serve.engine_args,
+        serve.env,
+        serve.topology,
+        machine,
+        engine_version(),
     )
 
 

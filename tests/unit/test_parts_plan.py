@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from recipes.loader import find
 from registry.errors import UserError
 from registry.machines import Machine
 from registry.parts_plan import (
@@ -290,3 +291,39 @@ def test_a_profile_with_longer_requests_than_the_recipe_takes_is_refused(tmp_pat
     profile = written_traffic(tmp_path)
     with pytest.raises(UserError, match="14000 tokens are more than the recipe's max-model-len"):
         planned_in_parts(CONFIG, RECIPE, hardware=["nvidia_h20"], traffic=profile)
+
+
+def test_a_traffic_profile_says_the_load(tmp_path: Path) -> None:
+    """143 sequences at once and 22 requests/s with prompts of 900 tokens on average."""
+    profile = written_traffic(tmp_path)
+    shipped = (
+        find(RECIPE, "serve").read_text().replace("max-model-len: 4096", "max-model-len: 16384")
+    )
+    shipped = shipped.replace("max-num-seqs: 8", "max-num-seqs: 4")
+
+    def made(prefill: int, decode: int) -> tuple[dict[str, Any], int]:
+        text = shipped.replace("prefill: 1", f"prefill: {prefill}")
+        recipe = tmp_path / f"{prefill}-{decode}.yaml"
+        recipe.write_text(text.replace("decode: 1", f"decode: {decode}"))
+        return planned_in_parts(CONFIG, str(recipe), hardware=["nvidia_h20"], traffic=profile)
+
+    few, status = made(1, 1)
+    assert status == 10
+    assert few["ruled_out"][0]["reason"] == (
+        "decode: 143 sequences on each engine, and max-num-seqs is 64"
+    )
+    slow, status = made(1, 3)
+    assert (
+        "more prompts arrive than the prefill engines can compute"
+        in (slow["ruled_out"][0]["reason"])
+    )
+    enough, status = made(24, 3)
+    demand, (found,) = enough["demand"], enough["fits"]
+    assert status == 0 and found["gpus"] == 24 + 3 * 2
+    # Of the prompt that limits are meant for, 2000 tokens, in whole blocks.
+    assert demand["prompt"] == 2000
+    assert found["transfer"]["bytes_per_request"] == 125 * 16 * 262144
+    # 22 requests/s on 24 engines, each 2 x 31.2e9 operations for each of 900 tokens and a few
+    # more for attention, at 55 % of 148e12.
+    least = 22 / 24 * 2 * 31.2e9 * 900 / (148e12 * 0.55)
+    assert least < found["estimate"]["prefill_share"] < 1.05 * least
