@@ -6,6 +6,7 @@ What differs between machines lives here; what differs between releases lives in
 
 from __future__ import annotations
 
+import difflib
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from registry.errors import Problem, UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+
+LONGEST = 100_000_000.0
+"""Seconds, three years. Timers refuse much longer times, in the middle of a run."""
 
 DEPLOYMENT = r"^([^/]+/[^/]+)?$"
 """FLOW/DEPLOYMENT, as Prefect names one, or none."""
@@ -71,16 +75,19 @@ class Settings(BaseSettings):
     engine_start_timeout: float = Field(
         default=600.0,
         gt=0,
+        le=LONGEST,
         description="Seconds a managed server may take until it has generated its first token.",
     )
     stage_timeout: float = Field(
         default=6 * 3600.0,
         gt=0,
+        le=LONGEST,
         description="Seconds one heavy stage may run before its process tree is ended.",
     )
     stop_grace: float = Field(
         default=10.0,
         gt=0,
+        le=LONGEST,
         description="Seconds between the polite and the hard signal when processes are ended.",
     )
     threads: int = Field(
@@ -91,6 +98,7 @@ class Settings(BaseSettings):
     device_wait: float = Field(
         default=12 * 3600.0,
         ge=0,
+        le=LONGEST,
         description="Seconds a heavy stage waits for a GPU (or the CPU) that another run holds.",
     )
     device_locks: str = Field(
@@ -113,12 +121,14 @@ class Settings(BaseSettings):
     candidate_start: float = Field(
         default=1800.0,
         gt=0,
+        le=LONGEST,
         description="Seconds that runs of candidates may wait for a worker while none of them "
         "runs; then the release measures these candidates itself.",
     )
     candidate_timeout: float = Field(
         default=24 * 3600.0,
         gt=0,
+        le=LONGEST,
         description="Seconds that a release waits for the runs of its candidates in all.",
     )
 
@@ -131,6 +141,7 @@ class Settings(BaseSettings):
     smoke_wait: float = Field(
         default=6 * 3600.0,
         gt=0,
+        le=LONGEST,
         description="Seconds a promotion waits for PILOTAGE_SMOKE_DEPLOYMENT to answer.",
     )
     notify_url: SecretStr = Field(
@@ -203,6 +214,8 @@ class Settings(BaseSettings):
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process. Tests call `settings.cache_clear()` after changing them."""
+    if misspelt := _misspelt():
+        raise UserError(misspelt)
     try:
         loaded = Settings()
     except ValidationError as error:
@@ -223,3 +236,14 @@ def settings() -> Settings:
         ) from None
     loaded = loaded.model_copy(update={"home": home})
     return loaded.model_copy(update={"ledger_uri": loaded.ledger_uri or loaded.tracking_uri})
+
+
+def _misspelt() -> list[Problem]:
+    """Variables that are almost a setting: PILOTAGE_MLFLOW_URL would be ignored without a word."""
+    known = {f"PILOTAGE_{name.upper()}" for name in Settings.model_fields}
+    problems = []
+    for name in sorted(os.environ):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+        if name.startswith("PILOTAGE_") and near and near[0] != name:
+            problems.append(Problem(name, "is no setting", f"did you mean {near[0]}?"))
+    return problems

@@ -49,3 +49,36 @@ def test_a_name_that_no_deployment_has_is_a_persons_mistake(
     monkeypatch.setenv(f"PILOTAGE_{what}_DEPLOYMENT", "candidate/one")
     settings.cache_clear()
     assert getattr(settings(), f"{what.lower()}_deployment") == "candidate/one"
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e400", "1e12", "nan"])
+def test_times_that_no_timer_takes_are_refused(
+    seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_STOP_GRACE", seconds)
+    settings.cache_clear()
+    with pytest.raises(UserError, match="PILOTAGE_STOP_GRACE: Input should be"):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("MLFLOW_URL", "MLFLOW_URI"), ("STORE_URI", "STORE_URL"), ("SERVE_PYHTON", "SERVE_PYTHON")],
+)
+def test_a_setting_that_is_misspelt_is_not_ignored(
+    written: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PILOTAGE_{written}", "x")
+    settings.cache_clear()
+    with pytest.raises(UserError, match=f"PILOTAGE_{written}: is no setting.*\n.*{meant}\\?"):
+        settings()
+
+
+def test_names_that_are_no_settings_are_far_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (CHECKOUT / "docs" / "settings.md").read_text()
+    for name in re.findall(r"`(PILOTAGE_[A-Z_]+)`", text):
+        monkeypatch.setenv(name, "1")
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"PILOTAGE_{name.upper()}", raising=False)
+    settings.cache_clear()
+    assert settings().threads == 0
