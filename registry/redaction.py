@@ -29,6 +29,7 @@ LONG_LINE = 20
 
 _OURS = ("PILOTAGE_MLFLOW_URI", "PILOTAGE_LEDGER_URI", "PILOTAGE_NOTIFY_URL", "PILOTAGE_STORE_URL")
 """Addresses: a password may stand in them, and of a webhook the address itself is the secret."""
+_WEBHOOK = "PILOTAGE_NOTIFY_URL"
 
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:API_?|ACCESS_?|PRIVATE_?)?(?:KEYS?|TOKEN|SECRETS?|AUTH_STRING|CONNECTION_STRING)(?:$|_)"
@@ -106,11 +107,21 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
             _password(match["userinfo"]) for form in _ADDRESSES for match in form.finditer(value)
         ]
         found.update(passwords, map(unquote, passwords))
-        whole = _named_as_secret(name) or name == "PILOTAGE_NOTIFY_URL"
-        if whole and not passwords and not _is_place(value):
+        if name == _WEBHOOK:
+            found.update(_of_webhook(value))
+        if _named_as_secret(name) and not passwords and not _is_place(value):
             found.add(value.strip())
             found.update(line.strip() for line in value.splitlines() if len(line) >= LONG_LINE)
     return sorted((one for one in found if len(one) >= SHORTEST), key=len, reverse=True)
+
+
+def _of_webhook(url: str) -> Iterator[str]:
+    """What opens a webhook: servers say its path alone, or one word of it, in what they answer."""
+    yield url.strip()
+    place = url.strip().partition("://")[2].partition("/")[2].partition("#")[0]
+    path, _, query = place.partition("?")
+    words = [path.rpartition("/")[2], *(pair.partition("=")[2] for pair in query.split("&"))]
+    yield from (word for word in (place, path, *words) if len(word) >= LONG_LINE)
 
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:

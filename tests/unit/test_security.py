@@ -176,6 +176,34 @@ def test_names_of_secrets_of_others(name: str) -> None:
         assert not is_secret(harmless, "x")
 
 
+@pytest.mark.parametrize(
+    ("url", "answer", "left"),
+    [
+        (
+            "https://hooks.example.com/services/T000/B000/xxPLANTEDxxxxxxxxxxxxxxxx",
+            "The requested URL /services/T000/B000/xxPLANTEDxxxxxxxxxxxxxxxx was not found",
+            "The requested URL /*** was not found",
+        ),
+        (
+            "https://who:passwordpassword@h.example.com/bot/v2/hook/2f1c-PLANTED-0a9b-4c3d",
+            "no hook 2f1c-PLANTED-0a9b-4c3d at this host, passwordpassword",
+            "no hook *** at this host, ***",
+        ),
+        (
+            "https://oapi.example.com/robot/send?access_token=PLANTED0123456789abcdef&x=1",
+            "token PLANTED0123456789abcdef does not exist; /robot/send",
+            "token *** does not exist; /robot/send",
+        ),
+    ],
+)
+def test_of_a_webhook_the_path_is_as_secret_as_the_address(
+    url: str, answer: str, left: str
+) -> None:
+    environment = {"PILOTAGE_NOTIFY_URL": url}
+    assert redacted(answer, environment) == left
+    assert "PLANTED" not in redacted(f"POST {url} failed", environment)
+
+
 def test_every_error_of_ours_is_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, word in WORDS.items():
         monkeypatch.setenv(name, word)
