@@ -48,6 +48,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         mark = self.peek_event().start_mark
         node = super().compose_node(parent, index)
+        assert node is not None, "an event that begins a node is read to a node"
         if node not in self.sizes:
             self.sizes[node] = self._size(node)
         if self.sizes[node] > MAX_EXPANDED:
