@@ -120,9 +120,19 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
 ) -> None:
     """Serve what an alias points to, with the arguments that were gated."""
-    from tasks.bundles import serve_command
+    from tasks.bundles import gated_bundle, serve_command
 
-    command, env = serve_command(reference, port)
+    bundle = gated_bundle(reference)
+    if bundle.topology is not None:
+        from tasks.serving_parts import printed, serve_in_parts
+
+        if print_only:
+            typer.echo(printed(bundle, reference, port))
+        else:
+            begin()
+            serve_in_parts(bundle, reference, port)
+        return
+    command, env = serve_command(bundle, reference, port)
     if print_only:
         import shlex
 

@@ -161,8 +161,8 @@ def promoted_bundle(reference: str) -> Bundle:
     return bundle
 
 
-def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command line and environment that were gated, for what an alias points to.
+def gated_bundle(reference: str) -> Bundle:
+    """What an alias points to, ready to be served by vLLM here as it was gated.
 
     Every file of target and draft is compared with the digest that was gated first.
     """
@@ -181,6 +181,11 @@ def serve_command(reference: str, port: int) -> tuple[list[str], dict[str, str]]
             "install the version that was gated, or release again with this one",
         )
     weights_as_gated(bundle, reference)
+    return bundle
+
+
+def serve_command(bundle: Bundle, reference: str, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command line and environment that were gated, of a bundle that one engine serves."""
     words = command(
         settings().serve_python,
         bundle.target.path,

@@ -31,7 +31,7 @@ from registry.store import Store
 from registry.tracking import TAG_KEY, StageRecord
 from registry.versions import TAG_PROMOTED, PromotionRefused, register_version
 from tasks import pruning
-from tasks.bundles import remember, serve_command, tracker
+from tasks.bundles import gated_bundle, remember, serve_command, tracker
 from tasks.pruning import prune
 
 pytest_plugins = ["tests.promotion_fixtures"]
@@ -164,7 +164,8 @@ def test_a_champion_keeps_its_lineage_and_its_evidence_and_still_starts() -> Non
         "removed_bytes": done.removed[-1].size,
     }
     assert {reason for kept in done.plan.keep for reason in kept.reasons} == {f"{MODEL}@champion"}
-    words, _ = serve_command(f"{MODEL}@champion", 8000)
+    champion = f"{MODEL}@champion"
+    words, _ = serve_command(gated_bundle(champion), champion, 8000)
     assert str(store().folder(line.good)) in " ".join(words)
     assert not list((store().root / ".incoming").iterdir())
     assert prune(yes=True).removed == []
