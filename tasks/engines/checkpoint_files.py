@@ -21,6 +21,15 @@ INDEX = "model.safetensors.index.json"
 MAX_JSON = 256 << 20
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 _SAVE_AGAIN = "copy it again from where it came, or save it with `save_pretrained`"
 
@@ -58,11 +67,21 @@ def _config_problems(path: Path, config: Mapping[str, Any]) -> Iterator[Problem]
         shown = repr(config.get("model_type"))
         what = f"`model_type` is {shown}: nothing says which architecture this is"
         yield Problem(f"{path}: model_type", what, "take the config.json that came with the model")
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        value = _text_config(config).get(name)
+    text = _text_config(config)
+    for name in _NUMBERS:
+        value = text.get(name)
         if value is not None and (type(value) is not int or value < 1):
             what = f"is {str(value)[:60]!r}, no number above 0"
             yield Problem(f"{path}: {name}", what, "take the config.json that came with the model")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        what = f"is {str(names)[:60]!r}, no list of names"
+        yield Problem(f"{path}: architectures", what, "take the config.json of the model")
+    for name in ("quantization_config", "rope_parameters", "rope_scaling"):
+        value = text.get(name, config.get(name))
+        if value is not None and not isinstance(value, dict):
+            what = f"is {str(value)[:60]!r}, no mapping"
+            yield Problem(f"{path}: {name}", what, "take the config.json of the model")
 
 
 def _index_problems(folder: Path, headers: Mapping[Path, Header]) -> Iterator[Problem]:

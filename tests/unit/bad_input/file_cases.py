@@ -226,6 +226,18 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "no architecture": (config(model_type=None), ["config.json: model_type", "None"]),
     "a vocabulary of text": (config(vocab_size="many"), ["config.json: vocab_size", "'many'"]),
     "layers below zero": (config(num_hidden_layers=-2), ["num_hidden_layers", "'-2'"]),
+    "no attention heads": (config(num_attention_heads=0), ["config.json: num_attention_heads", "'0'"]),
+    "heads below zero": (config(num_key_value_heads=-4), ["config.json: num_key_value_heads", "'-4'"]),
+    "a width of a head in words": (config(head_dim="wide"), ["config.json: head_dim", "'wide'"]),
+    "a length in words": (
+        config(max_position_embeddings="long"), ["config.json: max_position_embeddings", "'long'"]),
+    "architectures that are a word": (
+        config(architectures="LlamaForCausalLM"), ["config.json: architectures", "no list of names"]),
+    "architectures that are numbers": (config(architectures=[7]), ["config.json: architectures", "[7]"]),
+    "a quantization that is a word": (
+        config(quantization_config="fp8"), ["config.json: quantization_config", "'fp8'"]),
+    "rope parameters that are a list": (
+        config(rope_parameters=[1]), ["config.json: rope_parameters", "[1]"]),
     "more layers than weights": (config(num_hidden_layers=3), ["layers [2]", "is 3"]),
     "more layers than anybody counts": (
         config(num_hidden_layers=10**15), ["layers [2, 3, 4", f"is {10**15}"]),
