@@ -211,15 +211,13 @@ def _signatures(texts: Sequence[str], seed: int) -> Any:
     import numpy
     from datasketch import MinHash
 
-    # CRC-32 is one to one on four bytes; datasketch mixes it before it permutes.
-    made = MinHash.generator(
-        ([shingle.encode() for shingle in shingles(text)] for text in texts),
-        num_perm=PERMUTATIONS,
-        seed=seed % 2**32,
-        hashfunc=zlib.crc32,
-    )
+    # CRC-32 is one to one on four bytes; datasketch mixes it before it permutes. One sketch for
+    # all texts, because datasketch's own generator copies one for each.
+    sketch = MinHash(num_perm=PERMUTATIONS, seed=seed % 2**32, hashfunc=zlib.crc32)
     found = numpy.empty((len(texts), PERMUTATIONS), dtype=numpy.uint32)
-    for place, sketch in enumerate(made):
+    for place, text in enumerate(texts):
+        sketch.clear()
+        sketch.update_batch([shingle.encode() for shingle in shingles(text)])
         found[place] = sketch.hashvalues
     return found
 
