@@ -216,6 +216,12 @@ def test_4_the_engine_has_the_cache_that_was_planned(
         assert proof["planned_kv_tokens"] == planned["kv_cache_tokens"] == proof["kv_cache_tokens"]
         assert proof["plan_exact"] is proof["feasible"]
         assert proof["plan"] == MemoryPlan.model_validate(planned).digest
+        if proof["feasible"]:
+            memory = proof["planned_memory"]
+            # Scales of channels are 16 bit in the file and float32 in the engine.
+            assert memory["files_bytes"] == pytest.approx(memory["files_counted_bytes"], rel=0.02)
+            assert proof["memory"]["private_bytes"] > memory["weights_bytes"]
+            assert proof["memory"]["resident_bytes"] > proof["memory"]["private_bytes"]
 
 
 def test_4_the_draft_is_measured_by_the_engine(story: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from registry.artifacts import Stage
 from registry.bundle import Bundle
+from registry.engine_memory import MeasuredMemory
 from registry.errors import Infeasible, InfrastructureError, StageFailed
 from registry.evidence import ServingEvidence
 from tasks import serving
@@ -25,6 +26,9 @@ class PretendServer:
     emulated: bool | None
     startup_seconds: float = 12.345
     kv_cache_tokens: int | None = 4096
+
+    def memory(self) -> MeasuredMemory:
+        return MeasuredMemory(resident_bytes=1 << 30)
 
 
 @dataclass
