@@ -22,6 +22,13 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 LONGEST = 100_000_000.0
 """Seconds, three years. Timers refuse much longer times, in the middle of a run."""
 
+NOT_IN_HOME = "?%#"
+"""In the address of a SQLite file they end its path, or stand for other letters: the database of
+`a?b` is a file `a`, beside the home and the same for all such homes."""
+
+MLFLOW = r"^((https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://\S.*)?$"
+"""A tracking server or a database that MLflow can use, or none."""
+
 DEPLOYMENT = r"^([^/]+/[^/]+)?$"
 """FLOW/DEPLOYMENT, as Prefect names one, or none."""
 
@@ -47,6 +54,7 @@ class Settings(BaseSettings):
     )
     mlflow_uri: str = Field(
         default="",
+        pattern=MLFLOW,
         description="MLflow tracking URI. Empty: SQLite under PILOTAGE_HOME.",
     )
     ledger_uri: str = Field(
@@ -229,6 +237,7 @@ def settings() -> Settings:
         ) from None
     try:
         home = loaded.home.expanduser().resolve()
+        _check_home(str(home))
         home.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise UserError.at(
@@ -236,6 +245,13 @@ def settings() -> Settings:
         ) from None
     loaded = loaded.model_copy(update={"home": home})
     return loaded.model_copy(update={"ledger_uri": loaded.ledger_uri or loaded.tracking_uri})
+
+
+def _check_home(path: str) -> None:
+    odd = sorted({one for one in path if one in NOT_IN_HOME or not one.isprintable()})
+    if odd:
+        what = f"holds {', '.join(map(ascii, odd))}, which the address of a database cannot"
+        raise UserError.at(f"PILOTAGE_HOME={path!a}", what, "name another folder")
 
 
 def _misspelt() -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,37 @@ def test_names_that_are_no_settings_are_far_from_them(monkeypatch: pytest.Monkey
         monkeypatch.delenv(f"PILOTAGE_{name.upper()}", raising=False)
     settings.cache_clear()
     assert settings().threads == 0
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://h/x", "mlflow", "file:///tmp/x", "http://", "postgresql:/x"]
+)
+def test_what_mlflow_cannot_use_is_a_persons_mistake(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", uri)
+    settings.cache_clear()
+    with pytest.raises(UserError, match="PILOTAGE_MLFLOW_URI: String should match"):
+        settings()
+    for good in ("http://h:5000", "postgresql+psycopg://u:p@h/d", "sqlite:////tmp/x.db"):
+        monkeypatch.setenv("PILOTAGE_MLFLOW_URI", good)
+        settings.cache_clear()
+        assert settings().mlflow_uri == good
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a#b", "a\nb", "a\u202eb", "a\udcffb"])
+def test_a_home_that_no_database_address_can_name_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTAGE_HOME", str(tmp_path / name))
+    settings.cache_clear()
+    with pytest.raises(UserError, match=r"PILOTAGE_HOME=.*which the address of a database cannot"):
+        settings()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a b", "中文", "a'b;c@d:e"])
+def test_other_homes_are_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTAGE_HOME", str(tmp_path / name))
+    settings.cache_clear()
+    assert settings().home == (tmp_path / name).resolve()
