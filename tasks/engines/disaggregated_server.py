@@ -27,6 +27,7 @@ from registry.transfer import Transfer, untransferred
 from tasks.engines.disaggregated_part import EnginePart
 from tasks.engines.disaggregated_transfer import keeps_whole_prompts
 from tasks.engines.engine_memory import measured_memory
+from tasks.engines.ports import free_ports
 from tasks.engines.subprocesses import wait_until
 from tasks.engines.vllm_server import VllmServer
 
@@ -81,8 +82,7 @@ class DisaggregatedServer(VllmServer):
                 engine_args=engine_args or {},
                 env=part_env(topology, env or {}, on_cpu=on_cpu),
                 log=log.with_name(f"{log.stem}-{role}-{number}{log.suffix}"),
-                api_key=self.api_key,
-                **server,
+                **{**server, "api_key": self.api_key},
             )
             for role in ROLES
             for number in range(topology.engines(role))
@@ -108,8 +108,9 @@ class DisaggregatedServer(VllmServer):
         started = time.monotonic()
         deadline = started + settings().engine_start_timeout
         try:
-            for part in self.parts:
-                part.place(places[part.part])
+            ports = free_ports(2 * len(self.parts))
+            for number, part in enumerate(self.parts):
+                part.place(places[part.part], ports[2 * number : 2 * number + 2])
                 part.begin()
             for part in self.parts:
                 part.ready(deadline)

@@ -12,7 +12,15 @@ from registry.bundle import Bundle, Part
 from registry.errors import InfrastructureError, UserError
 from registry.topology import Disaggregated
 from tasks import serving_parts
-from tasks.serving_parts import MOST_REVIVALS, QUIET, WATCH, printed, serve_in_parts, watch
+from tasks.serving_parts import (
+    MOST_REVIVALS,
+    QUIET,
+    WATCH,
+    FrontedServer,
+    printed,
+    serve_in_parts,
+    watch,
+)
 
 BUNDLE = Bundle(
     name="c",
@@ -81,6 +89,26 @@ def test_without_a_key_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(UserError, match="the parts of this server need one key"):
         serve_in_parts(BUNDLE, "freight@champion", 8000)
+
+
+def test_the_proxy_has_the_port_that_was_asked_for_and_all_parts_one_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def entered(server: FrontedServer) -> None:
+        made.append(server)
+        raise Stopped
+
+    monkeypatch.setattr(serving_parts, "devices", lambda: ("cpu",))
+    monkeypatch.setattr(FrontedServer, "__enter__", entered)
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with pytest.raises(Stopped):
+        serve_in_parts(BUNDLE, "freight@champion", 9000)
+    (server,) = made
+    assert server._choose_port() == 9000 and server.served_name == "freight"
+    assert [part.part for part in server.parts] == ["prefill-0", "decode-0", "decode-1"]
+    assert {server.api_key, *(part.api_key for part in server.parts)} == {"secret"}
 
 
 def test_all_parts_are_printed_with_their_own_ports(
