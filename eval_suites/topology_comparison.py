@@ -167,7 +167,7 @@ def _without_rates(a: Side, b: Side, unit: str) -> str:
 
 
 def _rate_words(a: Side, b: Side, unit: str, found: Quotient) -> str:
-    each = [f"{side.name} {_rate(side.kept[0], side.devices)}" for side in (a, b) if side.kept]
+    each = [f"{side.name} {kept_for_each(side)}" for side in (a, b)]
     ends = f"{_end(found.low, 'open')} to {_end(found.high, 'open')}"
     value = "none" if found.value is None else f"{found.value:.2f}"
     told = f"kept requests/s for each {unit}: {', '.join(each)}; quotient {value} ({ends})"
@@ -188,8 +188,12 @@ def _verdict(b: Side, unit: str, pays: bool | None) -> str:
     return f"{b.name} does not pay: it gives no more for each {unit}"
 
 
-def _rate(kept: float | None, devices: int) -> str:
-    return "none" if kept is None else f"{kept / devices:.3g}"
+def kept_for_each(side: Side) -> str:
+    """The highest rate that was kept, for each device; `none`, or a dash where none was sought."""
+    if side.kept is None:
+        return "–"
+    kept = side.kept[0]
+    return "none" if kept is None else f"{kept / side.devices:.3g}"
 
 
 def _end(value: float | None, otherwise: str) -> str:

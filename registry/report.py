@@ -39,6 +39,7 @@ from registry.report_latency import (
     sla_of,
 )
 from registry.report_steps import steps_table
+from registry.report_topology import TopologyTable
 from registry.settings import settings
 from registry.stage_pages import StagePage
 
@@ -116,6 +117,9 @@ class ReportDetails(Detail):
         default="", repr=False, description="A picture as SVG text, made by us; not escaped."
     )
     ledger: list[str] = Field(default_factory=list, description="Alias moves, one line each.")
+    topologies: list[TopologyTable] = Field(
+        default_factory=list, description="Of weights that are served colocated and disaggregated."
+    )
     stage_pages: list[StagePage] = Field(
         default_factory=list, description="What stages say of themselves, in their order."
     )

@@ -22,6 +22,7 @@ from tasks.planning import ReleasePlan
 from tasks.plotting import Plots, compared_picture, latency_figures
 from tasks.prompt_files import read_jsonl
 from tasks.stages import folder_of
+from tasks.topologies import topology_tables
 
 EXAMPLES = 12
 FLIPS = 4
@@ -91,6 +92,7 @@ def report_details(
         flips=flip_texts(todo, tables, outcome),
         lineage_svg=lineage_svg,
         ledger=list(ledger),
+        topologies=topology_tables(outcome, everyone),
         stage_pages=list(stage_pages),
         environments=environments(),
         waivers=outcome.waivers,

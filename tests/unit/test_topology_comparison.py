@@ -161,3 +161,70 @@ def test_one_repeat_decides_nothing() -> None:
     found = compare_topologies(*sides(None, None), "GPU", [pair((100, 150), (20, 30))])
     assert found.pays is None
     assert not any("worse" in words or "better" in words for words in found.words)
+
+
+# -- on the page of a release ----------------------------------------------------------------
+
+
+def arranged(monkeypatch: pytest.MonkeyPatch, gpus: list[str]) -> tuple[Any, dict[str, Any]]:
+    from registry.bundle import Bundle, Part
+    from registry.topology import Disaggregated
+    from tasks import topologies
+    from tasks.judging import Measured
+    from tests.unit.test_report import found, release
+
+    monkeypatch.setattr(topologies, "hardware", lambda: {"gpus": gpus})
+    two = {"tensor-parallel-size": 2}
+    split = Disaggregated(prefill_args={"tensor-parallel-size": 1})
+    made = [("one", None, (10.0, 11.0)), ("apart", split, (18.0, 20.0))]
+    target = Part(stage="distill", key="k", digest="t")
+    everyone = {
+        name: Measured(
+            name,
+            bundle=Bundle(
+                name=name, target=target, engine_version="0", engine_args=two, topology=topology
+            ),
+        )
+        for name, topology, _ in made
+    }
+    candidates = [found(name, kept) for name, _, kept in made]
+    candidates = [one.model_copy(update={"emulated": False}) for one in candidates]
+    return release().model_copy(update={"candidates": candidates}), everyone
+
+
+def test_the_report_sets_both_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.report import render
+    from tasks.topologies import topology_tables
+    from tests.unit.test_report import details, page_of
+
+    outcome, everyone = arranged(monkeypatch, ["NVIDIA H20, 97871 MiB, 550"] * 3)
+    (table,) = topology_tables(outcome, everyone)
+    assert [(row.name, row.devices, row.each) for row in table.rows] == [
+        ("one", "2 GPUs", "5"),
+        ("apart", "3 GPUs", "6"),
+    ]
+    assert table.words[-1] == "apart pays: it keeps more under the same limits for each GPU"
+    shown = details().model_copy(update={"topologies": [table]})
+    text = " ".join(" ".join(page_of(render(outcome, shown)).text).split())
+    assert "Prefill and decode apart" in text and "Apart pays: it keeps more" in text
+    assert "Prefill and decode apart" not in render(outcome, details())
+
+
+def test_no_table_of_other_weights_or_of_one_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.topologies import topology_tables
+
+    outcome, everyone = arranged(monkeypatch, [])
+    (table,) = topology_tables(outcome, everyone)
+    assert [row.devices for row in table.rows] == ["the whole machine"] * 2
+    other = everyone["apart"].bundle
+    part = other.target.model_copy(update={"digest": "another"})
+    alone = {**everyone, "apart": _with(everyone["apart"], other, target=part)}
+    assert topology_tables(outcome, alone) == []
+    plain = {**everyone, "apart": _with(everyone["apart"], other, topology=None)}
+    assert topology_tables(outcome, plain) == []
+
+
+def _with(measured: Any, bundle: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(measured, bundle=bundle.model_copy(update=changes))
