@@ -83,18 +83,21 @@ def read_header(path: Path) -> Header | Problem:
                 return Problem(str(path), f"is cut, or no safetensors file: it {what}", _SAVE_AGAIN)
             if length > MAX_HEADER:
                 return Problem(str(path), f"has a header of {length} bytes", _SAVE_AGAIN)
-            header = json.loads(handle.read(length))
+            header = json.loads(handle.read(length), object_pairs_hook=_without_doubles)
     except OSError as error:
         return Problem(str(path), f"cannot be read ({error.strerror})", "make it readable")
     except (ValueError, RecursionError):
-        return Problem(str(path), "its header is no JSON: no safetensors file", _SAVE_AGAIN)
+        what = "its header is no JSON, or has a name twice: no safetensors file"
+        return Problem(str(path), what, _SAVE_AGAIN)
     if not isinstance(header, dict):
         return Problem(str(path), "its header is no JSON object", _SAVE_AGAIN)
-    header.pop("__metadata__", None)
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(one, str) for one in notes.values()):
+        return Problem(f"{path}: __metadata__", "is no mapping of texts to texts", _SAVE_AGAIN)
     for name, entry in header.items():
-        found = _entry_problem(entry)
+        found = _entry_problem(entry) if _is_text(name) else "is no name: it holds half a character"
         if found:
-            return Problem(f"{path}: {name}", found, _SAVE_AGAIN)
+            return Problem(f"{path}: {name if _is_text(name) else ascii(name)}", found, _SAVE_AGAIN)
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         first, last = entry["data_offsets"]
@@ -106,6 +109,22 @@ def read_header(path: Path) -> Header | Problem:
         what = f"is {size} bytes long, its header asks for {8 + length + end}"
         return Problem(str(path), f"is cut or has something added: it {what}", _SAVE_AGAIN)
     return header
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        # The last of two would win here, and nobody knows which in an engine.
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _entry_problem(entry: Any) -> str:

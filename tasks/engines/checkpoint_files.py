@@ -58,6 +58,8 @@ def checkpoint_problems(folder: Path) -> list[Problem]:
     problems += _index_problems(folder, headers)
     if not problems:
         tensors = {name: entry for header in headers.values() for name, entry in header.items()}
+        if headers and not tensors:
+            problems.append(Problem(str(folder), "its weight files hold no tensor", _SAVE_AGAIN))
         problems += _shape_problems(folder, config, tensors)
     return problems
 
@@ -101,11 +103,12 @@ def _index_problems(folder: Path, headers: Mapping[Path, Header]) -> Iterator[Pr
         yield Problem(f"{path}: weight_map", "is no mapping of tensors to files", _SAVE_AGAIN)
         return
     held = {path.name: header for path, header in headers.items()}
+    there = {path.name for path in folder.iterdir() if path.is_file()}
     for name in sorted({str(place) for place in places.values()}):
-        if "/" in name or "\\" in name or not (folder / name).is_file():
+        if name not in there:
             outside = " (a name outside of the folder)" if "/" in name or "\\" in name else ""
             missing = sum(place == name for place in places.values())
-            what = f"{missing} tensors lie in {name!r}, which is not there{outside}"
+            what = f"{missing} tensors lie in {name[:200]!r}, which is not there{outside}"
             yield Problem(f"{path}: weight_map", what, "copy the missing file")
     astray = sorted(
         name

@@ -268,6 +268,18 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a header of garbage": (raw_header(b"\xff" * 64), ["model.safetensors", "no JSON"]),
     "a header that is a list": (raw_header(b"[1]"), ["model.safetensors", "no JSON object"]),
     "a header of ten thousand brackets": (raw_header(b"[" * 10_000), ["model.safetensors"]),
+    "a tensor twice": (
+        raw_header(b'{"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}, '
+                   b'"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}'),
+        ["model.safetensors", "a name twice"]),
+    "half a character for a tensor's name": (
+        raw_header(b'{"\\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}'),
+        ["model.safetensors", "half a character"]),
+    "metadata that is a number": (
+        raw_header(b'{"__metadata__": 7}'), ["model.safetensors: __metadata__"]),
+    "metadata with numbers": (
+        raw_header(b'{"__metadata__": {"a": 7}}'), ["model.safetensors: __metadata__"]),
+    "no tensors": (raw_header(b"{}"), ["hold no tensor"]),
     "an entry without a shape": (raw_header(b'{"a": {"dtype": "BF16"}}'), ["model.safetensors: a"]),
     "an entry with a shape below zero": (
         raw_header(b'{"a": {"dtype": "BF16", "shape": [-1], "data_offsets": [0, 0]}}'),
@@ -302,6 +314,8 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a place outside of the folder": (
         sharded(places(**{EMBED: "../../etc/passwd"})), [INDEX, "'../../etc/passwd'", "outside"]),
     "an absolute place": (sharded(places(**{EMBED: "/etc/passwd"})), [INDEX, "'/etc/passwd'"]),
+    "a place with a name of 5000 letters": (
+        sharded(places(**{EMBED: "x" * 5000})), [INDEX, "'xxx", "not there"]),
     "a place that is a number": (sharded({"weight_map": {EMBED: 7}}), [INDEX, "'7'"]),
     "a place that is a list": (sharded({"weight_map": {EMBED: ["x"]}}), [INDEX, "['x']"]),
     "an adapter beside the weights": (
