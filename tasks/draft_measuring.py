@@ -37,7 +37,7 @@ from tasks.engines.load_run import LoadRun
 from tasks.hardware import known_price
 from tasks.measured_folders import begun, default_folder, measurable, prompts_digest
 from tasks.progress import LOG
-from tasks.serving import ServedBundle, check_times_count
+from tasks.serving import ServedBundle, Watched, check_times_count
 
 SEARCHES, TURNS = "searches", "turns"
 
@@ -212,7 +212,7 @@ class ServedSearch:
             generator, server = served.load_generator, served.server
             check_times_count(server, profile.production)
             traffic = Traffic.of(profile, server.url, server.served_name, bundle.target.path)
-            watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: [server.pid])
+            watch = EngineWatch(traffic.url, api_key=server.api_key, pids=lambda: server.pids)
             of = Measuring(
                 bundle=bundle.digest,
                 profile=self.profile_name,
@@ -221,7 +221,7 @@ class ServedSearch:
                 price_per_hour=known_price(profile),
                 emulated=server.emulated,
             )
-            run = LoadRun(traffic, generator, watch, folder / "raw", server.check_alive)
+            run = LoadRun(traffic, generator, watch, folder / "raw", Watched(server).check)
             KeptRateSearch(profile, run, supply, folder, of, say=LOG.info).run()
 
 

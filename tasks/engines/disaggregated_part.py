@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from registry.topology import Disaggregated, Role, transfer_config
 from tasks.engines.disaggregated_transfer import Transfer, transfer_of
-from tasks.engines.ports import free_port
+from tasks.engines.ports import free_ports
 from tasks.engines.vllm_server import PORT_TRIES, VllmServer
 
 
@@ -35,16 +35,17 @@ class EnginePart(VllmServer):
     ) -> None:
         self.role: Role = role
         self.part = f"{role}-{number}"
-        self._side_port = 0
+        self._ports: Sequence[int] = (0, 0)
+        """For requests, and for what the other side asks of its KV cache."""
         buffer = "cpu" if on_cpu else None
         transfer = {"kv-transfer-config": transfer_config(topology, role, buffer)}
         own = topology.arguments(role, engine_args) | transfer
         super().__init__(target, engine_args=own, env=env, **server)
 
-    def place(self, variables: Mapping[str, str]) -> None:
-        """Its devices, and ports that are free now: for a first start, not for a further one."""
+    def place(self, variables: Mapping[str, str], ports: Sequence[int]) -> None:
+        """Its devices and two ports, before its first start; a further one leaves them."""
         self._env |= variables
-        self.port = 0
+        self._ports = ports
 
     def begin(self) -> None:
         """Start its process; returns at once."""
@@ -58,7 +59,7 @@ class EnginePart(VllmServer):
             if self._wait_until_listening(deadline, retry_port=tries_left > 0):
                 break
             self.stop()
-            self.port = 0
+            self._ports = free_ports(2)
             self._start()
         self.startup_seconds = round(time.monotonic() - began, 3)
         self._read_engine(self._own_log())
@@ -75,7 +76,6 @@ class EnginePart(VllmServer):
         return transfer_of(self._get("/metrics").text)
 
     def _choose_port(self) -> int:
-        if not self.port:
-            self.port, self._side_port = free_port(), free_port()
-        self._env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._side_port)
-        return self.port
+        port, side = self._ports
+        self._env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side)
+        return port

@@ -304,13 +304,15 @@ def part_env(topology: Disaggregated, env: Mapping[str, str], *, on_cpu: bool) -
     """The variables of every engine. Pure but for the number of cores.
 
     On a CPU vLLM binds the workers of all engines to the same cores, and each engine's threads
-    would take all of them; UCX would try networks that no other part of it uses.
+    would take all of them; UCX listens on every network of the machine, and whoever reaches it
+    there reaches the KV cache. Of GPUs nothing is said: there UCX finds its own way, not run yet.
     """
     found = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
     if on_cpu:
         engines = topology.prefill + topology.decode
         found |= {
             "UCX_TLS": "tcp,sm,self",
+            "UCX_NET_DEVICES": "lo",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(max(1, int(hardware()["cores"]) // engines)),
         }

@@ -12,6 +12,7 @@ from registry.transfer import Transfer, blocks_of, untransferred
 from tasks.engines import disaggregated_server
 from tasks.engines.disaggregated_server import DisaggregatedServer, device_places
 from tasks.engines.disaggregated_transfer import keeps_whole_prompts, transfer_of
+from tasks.engines.ports import free_ports
 
 GOOD = Transfer(
     transferred_tokens=129, cached_tokens=0, computed_tokens=0, transfers=1,
@@ -102,7 +103,7 @@ def test_each_engine_has_gpus_of_its_own_prefill_first() -> None:
     }
     with pytest.raises(UserError, match=r"needs 4 GPUs \(prefill-0 2, .*\), and there are 3"):
         device_places(topology, {}, ["a", "b", "c"])
-    assert set(device_places(topology, {}, ["cpu"]).values().__iter__().__next__()) == set()
+    assert device_places(topology, {}, ["cpu"])["decode-1"] == {}
 
 
 def test_the_servers_of_one_bundle_share_a_key_and_nothing_else(
@@ -118,7 +119,8 @@ def test_the_servers_of_one_bundle_share_a_key_and_nothing_else(
     assert server.parts[1].log == tmp_path / "s-decode-0.log"
     assert server.start_requests == 3
     env = server.parts[0]._env
-    assert (env["UCX_TLS"], env["OMP_NUM_THREADS"]) == ("tcp,sm,self", "3")
+    assert (env["UCX_TLS"], env["UCX_NET_DEVICES"]) == ("tcp,sm,self", "lo")
+    assert env["OMP_NUM_THREADS"] == "3", "the recipe stands above"
     words = " ".join(server.parts[1].command)
     assert '"kv_role": "kv_consumer"' in words and '"kv_load_failure_policy": "fail"' in words
     assert server.api_key not in words + " ".join(server.command)
@@ -128,3 +130,8 @@ def test_the_servers_of_one_bundle_share_a_key_and_nothing_else(
     assert "UCX_TLS" not in gpus.parts[0]._env
     with pytest.raises(UserError, match="needs 2 GPUs"), gpus:
         pass
+
+
+def test_ports_of_parts_differ() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20 and min(ports) > 0
