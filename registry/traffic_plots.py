@@ -25,6 +25,9 @@ POINTS = 600
 
 BINS = 60
 
+ABOVE = 3
+"""So many times what lasts, a peak of a moment is marked and not drawn to scale."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -40,6 +43,7 @@ class Drawn:
     zone: tzinfo
     zone_name: str
     peak: int | None
+    peak_at: datetime | None
     stable: float | None
     stable_at: datetime | None
     window_s: float
@@ -72,9 +76,9 @@ def lengths(requests: Requests, what: Drawn) -> Figure:
         counts, _ = np.histogram(np.maximum(values, 1), edges)
         axes.stairs(counts / len(values) * 100, edges, fill=True, color=colour, alpha=0.75,
                     label=f"{name} tokens")  # fmt: skip
-        axes.axvspan(*main, color=style.SKY, alpha=0.2, linewidth=0, zorder=0,
-                     label="main range, P5 to P95")  # fmt: skip
-        axes.set_ylabel("% of requests", fontsize=9)
+        words = f"main range of {name}s, P5 to P95: {main[0]} to {main[1]} tokens"
+        axes.axvspan(*main, color=style.SKY, alpha=0.2, linewidth=0, zorder=0, label=words)
+        axes.set_ylabel(f"{name}s, % of requests", fontsize=9)
         axes.set_ylim(bottom=0)
     style.scale(panels[-1], "x", [smallest, largest], room=0.02)
     panels[-1].set_xlabel("tokens of a request", fontsize=9)
@@ -96,10 +100,11 @@ def hours(what: Drawn) -> Figure:
     panels[0].set_ylabel("requests/s", fontsize=9)
     bursts = [(hour, one) for hour, one in enumerate(what.dispersions) if one is not None]
     panels[1].plot([hour for hour, _ in bursts], [one for _, one in bursts], "o", markersize=4,
-                   color=style.VERMILION, label="index of dispersion, 10 s")  # fmt: skip
-    panels[1].axhline(1, color=style.BLACK, linewidth=1, linestyle="--", label="Poisson")
+                   color=style.VERMILION, label="variance/mean in spans of 10 s")  # fmt: skip
+    panels[1].axhline(1, color=style.BLACK, linewidth=1, linestyle="--",
+                      label="1: as Poisson arrivals are")  # fmt: skip
     style.scale(panels[1], "y", [1, *(one for _, one in bursts)])
-    panels[1].set_ylabel("variance/mean", fontsize=9)
+    panels[1].set_ylabel("index of dispersion", fontsize=9)
     panels[1].set_xticks(range(0, 24, 2))
     panels[1].set_xlim(-0.6, 23.6)
     panels[1].set_xlabel(f"hour of the day ({what.zone_name})", fontsize=9)
@@ -120,7 +125,8 @@ def in_flight(requests: Requests, latency: NDArray[Any] | None, what: Drawn) -> 
             arrived, latency = arrived[known], latency[known]
         starts, ends = starts_and_ends(arrived, latency)
         last = max(last, int(ends[-1]))
-    step = max(MICRO, -(-(last - begin) // POINTS))
+    # The last step is whole too: what it lacks would look like an end of the traffic.
+    step = max(MICRO, -(-(last - begin + 1) // POINTS))
     counts = binned(requests.arrived, begin, step)
     _line(panels[0], counts / step * MICRO, begin, step, what.zone, style.BLUE, "arrivals")
     panels[0].set_ylabel("requests/s", fontsize=9)
@@ -128,7 +134,12 @@ def in_flight(requests: Requests, latency: NDArray[Any] | None, what: Drawn) -> 
         means = areas_of(starts, ends, step) / step
         label = "in flight, mean" if what.latency_from == "the log" else "in flight, ASSUMED times"
         _line(panels[1], means, int(starts[0]), step, what.zone, style.GREEN, label)
-        if what.peak is not None:
+        highest = max(float(means.max()), what.stable or 0)
+        if what.peak is not None and what.peak_at is not None and what.peak > ABOVE * highest:
+            # A line that high would press all others to the ground.
+            style.at_the_top(panels[1], [_number(what.peak_at)], "^", style.VERMILION,
+                             f"peak {what.peak}, above this axis")  # fmt: skip
+        elif what.peak is not None:
             panels[1].axhline(what.peak, color=style.VERMILION, linewidth=1, linestyle="--",
                               label=f"peak {what.peak}")  # fmt: skip
         if what.stable is not None and what.stable_at is not None:
@@ -144,9 +155,11 @@ def in_flight(requests: Requests, latency: NDArray[Any] | None, what: Drawn) -> 
     else:
         panels[1].text(0.5, 0.5, "no latency and no end in the log", ha="center", fontsize=9,
                        color=style.GREY, transform=panels[1].transAxes)  # fmt: skip
+        panels[1].set_yticks([])
     panels[1].set_ylabel("requests in flight", fontsize=9)
     for axes in panels:
         axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
     _dates(panels[1], what)
     words = f"lines are means of {style.plain(step / MICRO)} s; {what.about}"
     style.title(figure, "Arrivals and requests in flight", words)
@@ -174,7 +187,12 @@ def _number(time: datetime) -> float:
 def _dates(axes: Axes, what: Drawn) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-    locator = AutoDateLocator(tz=what.zone, maxticks=9)
+    # With more than three at least, some lengths have no interval that it knows.
+    locator = AutoDateLocator(tz=what.zone, minticks=3, maxticks=9)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=what.zone))
+    # The dates are in the title; a date in the corner would be that of the last tick.
+    named = ConciseDateFormatter(locator, tz=what.zone, show_offset=False)
+    # A day is never a number alone.
+    named.formats[2] = named.zero_formats[3] = "%d %b"
+    axes.xaxis.set_major_formatter(named)
     axes.set_xlabel(f"time ({what.zone_name})", fontsize=9)

@@ -120,6 +120,7 @@ def _draw(
         zone=zone_of(profile.period.timezone),
         zone_name=profile.period.timezone,
         peak=profile.peak_concurrency,
+        peak_at=flight.peak_at,
         stable=profile.stable_peak_concurrency,
         stable_at=flight.stable_peak_at,
         window_s=flight.window_s,
