@@ -56,6 +56,9 @@ OptionalHardware = Annotated[str | None, _choice(shipped_recipes("hardware"), op
 Override = Annotated[str, StringConstraints(pattern=r"^[^=.]+(\.[^=.]+)*=", max_length=4096)]
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 NamedFolder = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+=.+", max_length=4096)]
+TEACHER = "teacher"
+"""Asked for in the place of a candidate."""
+
 ANY_CANDIDATE = "Name of one candidate of the recipe; empty: every candidate."
 
 
@@ -115,6 +118,10 @@ class ReleaseRequest(RecipeRequest):
     """Run one release recipe, to a promoted version or a refusal."""
 
 
+class PromptsRequest(RecipeRequest):
+    """Check and split the prompts of a release recipe, and stop there."""
+
+
 class TeacherRequest(RecipeRequest):
     """Ask the teacher of a release recipe for its answers, and stop there."""
 
@@ -155,6 +162,19 @@ class CandidateRequest(RecipeRequest):
         description="Filled in by a release: under which keys it looks for the results. A worker "
         "that would use others stops at once.",
         json_schema_extra=at(4),
+    )
+
+
+class AccuracyRequest(RecipeRequest):
+    """Score one candidate of a release recipe, or its teacher, and judge nothing."""
+
+    candidate: str = Field(
+        default="bf16",
+        min_length=1,
+        max_length=200,
+        description="The candidate of the recipe whose bundle is made, or reused, and scored; or "
+        f"`{TEACHER}`.",
+        json_schema_extra=at(3),
     )
 
 

@@ -48,12 +48,18 @@ def begin(
     return todo
 
 
-def prepare_inputs(todo: ReleasePlan) -> None:
-    """Prompts, and the models that everything is made of."""
+def prepare_teacher(todo: ReleasePlan) -> None:
+    """Prompts, and the teacher's model where it is served here."""
     recipes = todo.resolved
     prepare_prompts(todo.prompts, recipes.release.prompts)
     if todo.teacher_model is not None and recipes.teacher.model is not None:
         prepare_model(todo.teacher_model, recipes.teacher.model)
+
+
+def prepare_inputs(todo: ReleasePlan) -> None:
+    """Prompts, and the models that everything is made of."""
+    recipes = todo.resolved
+    prepare_teacher(todo)
     prepare_model(todo.student_base, recipes.distill.student)
     check_student_template(todo.student_base, todo.prompts)
 

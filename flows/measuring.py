@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from flows.making import make_bundle, quantized
 from registry.artifacts import ArtifactRef
 from registry.bundle import Bundle
+from registry.candidate_memory import MemoryPlan
 from registry.errors import Infeasible, InfrastructureError, PilotageError, StageFailed
 from tasks.accuracy import measure_accuracy
 from tasks.bundles import remember
@@ -45,10 +46,7 @@ def measure_candidate(
         leave_out(*wanted.measurements(), wanted.serving)
         return Measured(wanted.name, failure=str(error), draft=wanted.draft is not None)
     remember(bundle)
-    planned = plan_of_bundle(bundle, recipes.load.hardware)
-    if planned.refusal and proved_here(todo, wanted):
-        # It has run here: that is better than any plan.
-        planned = planned.model_copy(update={"refusal": "", "notes": [planned.refusal]})
+    planned = planned_bundle(todo, wanted, bundle)
     with ServedBundle(bundle) as served, served_as_before(wanted.name):
         if (
             not planned.refusal
@@ -93,6 +91,14 @@ def measure_candidate(
         draft_proof=proof,
         draft=bundle.draft is not None,
     )
+
+
+def planned_bundle(todo: ReleasePlan, wanted: CandidatePlan, bundle: Bundle) -> MemoryPlan:
+    """The plan of a bundle from its files. Where it has run here, that is better than any plan."""
+    planned = plan_of_bundle(bundle, todo.resolved.load.hardware)
+    if planned.refusal and proved_here(todo, wanted):
+        return planned.model_copy(update={"refusal": "", "notes": [planned.refusal]})
+    return planned
 
 
 def refused(todo: ReleasePlan, wanted: CandidatePlan) -> str:

@@ -240,6 +240,25 @@ def resolve(
     )
 
 
+def read_prompts(resolved: ResolvedRelease) -> dict[str, prompts.FileFound]:
+    """What the prompts files hold; nothing for the demo's. Raises `UserError`."""
+    recipe = resolved.release.prompts
+    return prompts.read_files(recipe) if isinstance(recipe, FilePrompts) else {}
+
+
+def prompts_stage(resolved: ResolvedRelease, files: Mapping[str, prompts.FileFound]) -> Stage:
+    """The stage of the prompts, which needs no model. Raises `UserError` for what they hold."""
+    release, teacher = resolved.release, resolved.teacher
+    demo = teacher.model if isinstance(teacher.model, DemoModel) else None
+    data = prompts.stage(
+        release.prompts, release.seed, demo.pretrain_messages if demo else 0, files
+    )
+    rows = (row for file in files.values() for row in file.records)
+    if problems := tool_calling.mismatches(rows, resolved.serve):
+        raise UserError(problems)
+    return data
+
+
 def plan(resolved: ResolvedRelease) -> ReleasePlan:
     """The stages of a release.
 
@@ -247,25 +266,17 @@ def plan(resolved: ResolvedRelease) -> ReleasePlan:
     serve environment.
     """
     release, teacher, suite = resolved.release, resolved.teacher, resolved.accuracy
-    demo = teacher.model if isinstance(teacher.model, DemoModel) else None
     problems = models.given_problems(
         {"teacher": teacher.model, "student": resolved.distill.student}
     )
     files: dict[str, prompts.FileFound] = {}
-    if isinstance(release.prompts, FilePrompts):
-        try:
-            files = prompts.read_files(release.prompts)
-        except UserError as error:
-            problems += error.problems
+    try:
+        files = read_prompts(resolved)
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(problems)
-    data = prompts.stage(
-        release.prompts, release.seed, demo.pretrain_messages if demo else 0, files
-    )
-    if files:
-        rows = (row for file in files.values() for row in file.records)
-        if problems := tool_calling.mismatches(rows, resolved.serve):
-            raise UserError(problems)
+    data = prompts_stage(resolved, files)
     if teacher.model is not None:
         teacher_model = models.stage(teacher.model, "teacher", seed=release.seed)
         teacher_config = serving.bundle_config(resolved.serve[str(teacher.serve)], None)

@@ -7,22 +7,26 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from flows.accuracy import score_candidate
 from flows.benchmark import benchmark_bundle
 from flows.candidate import measure_one
 from flows.distill import distill_student
 from flows.draft import train_release_draft
 from flows.forms import (
+    AccuracyRequest,
     BenchmarkRequest,
     CandidateRequest,
     DistillRequest,
     DraftRequest,
     PromoteRequest,
+    PromptsRequest,
     QuantizeRequest,
     RecipeRequest,
     ReleaseRequest,
     RollbackRequest,
     TeacherRequest,
 )
+from flows.prompts import split_prompts
 from flows.quantize import quantize_student
 from flows.release import release_model
 from flows.teacher import generate_answers
@@ -34,6 +38,8 @@ from registry.errors import UserError
     ("asked", "form"),
     [
         (release_model, ReleaseRequest),
+        (split_prompts, PromptsRequest),
+        (score_candidate, AccuracyRequest),
         (generate_answers, TeacherRequest),
         (distill_student, DistillRequest),
         (quantize_student, QuantizeRequest),

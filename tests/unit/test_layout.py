@@ -29,6 +29,7 @@ HEAVY = ("torch", "transformers", "vllm", "llmcompressor", "mlflow", "lm_eval", 
         "flows.nightly, flows.maintenance",
         "flows.teacher, flows.distill, flows.quantize, flows.draft",
         "flows.benchmark, flows.gate, flows.promote, flows.rollback",
+        "flows.prompts, flows.accuracy",
         "eval_suites.gates",
     ],
 )

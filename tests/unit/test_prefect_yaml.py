@@ -41,11 +41,13 @@ KIND_OF_FIELD = {"load": "load", "policy": "policy", "suite": "accuracy"}
 EXPECTED = {
     "release/manual": "gpu",
     "nightly/matrix": "cpu",
+    "prompts/alone": "cpu",
     "distill/alone": "gpu",
     "quantize/alone": "gpu",
     "draft/alone": "gpu",
     "benchmark/alone": "gpu",
     "teacher/alone": "gpu",
+    "accuracy/alone": "gpu",
     "gate/ci": "cpu",
     "promote/on-candidate": "cpu",
     "rollback/manual": "gpu",
