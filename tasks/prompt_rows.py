@@ -122,13 +122,17 @@ def asked_ids(words: Iterable[str]) -> list[str]:
     """Ids as they were given: each once, in order. A word that is a file stands for its ids.
 
     A table (CSV, JSONL, Parquet) gives its column `id`, an OpenAI batch its `custom_id`; any other
-    file one id a line. Raises `UserError` for a file that cannot be read.
+    file one id a line. Raises `UserError` for a file that cannot be read, and for a word that looks
+    like a file and is none: taken for an id, it would have reached nothing.
     """
     found: dict[str, None] = {}
     for word in words:
         path = Path(word)
         if _is_file(path):
             found |= dict.fromkeys(_file_ids(path))
+        elif not word or "/" in word or path.suffix.lower() in (".txt", *TABLES):
+            remedy = "name a file of ids; an id that looks like one goes into it, one id a line"
+            raise UserError.at(f"{word[:200]!a}", "is no file", remedy)
         else:
             found[word] = None
     return list(found)

@@ -321,10 +321,15 @@ def _start(service: Service, before: Note | None) -> Note:
             cwd=CHECKOUT,
             start_new_session=True,
         )
-    born = identity(process.pid)
-    start = int(born["start"]) if born else 0
-    note = Note(service.name, process.pid, start, marker, str(log.resolve()), service.url)
-    write_note(note)
+    try:
+        born = identity(process.pid)
+        start = int(born["start"]) if born else 0
+        note = Note(service.name, process.pid, start, marker, str(log.resolve()), service.url)
+        write_note(note)
+    except BaseException:
+        # A full disk, or Ctrl-C: what is not noted would be found by no `down`, and keep its port.
+        end_processes([psutil.Process(process.pid)], settings().stop_grace)
+        raise
     LOG.info("%s: starting (its log is %s)", service.name, log)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:

@@ -363,7 +363,16 @@ def test_ids_come_from_words_and_files(tmp_path: Path, monkeypatch: pytest.Monke
     line = {"custom_id": "é1", "method": "POST", "url": "/v1/chat/completions", "body": {}}
     Path("batch.jsonl").write_text(json.dumps(line), encoding="utf-8")
     assert asked_ids(["batch.jsonl"]) == ["é1"]
-    assert asked_ids(["no.txt", "a" * 5000, "\0"]) == ["no.txt", "a" * 5000, "\0"]
+    assert asked_ids(["no.x", "a" * 5000, "\0"]) == ["no.x", "a" * 5000, "\0"]
+
+
+@pytest.mark.parametrize("word", ["", "ids.txt", "ids.CSV", "deletions/ids", "./", "/dev/zero"])
+def test_a_mistyped_file_is_not_an_id_that_reached_nothing(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="is no file"):
+        asked_ids([word])
 
 
 @pytest.mark.parametrize(

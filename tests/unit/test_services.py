@@ -143,6 +143,22 @@ def test_what_was_half_started_is_ended_again(machine: list[Service]) -> None:
     assert listener(machine[0].port or 0) == ""
 
 
+def test_what_could_not_be_noted_does_not_run_on(
+    machine: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No `down` would find it, and its port would be taken for somebody else's."""
+    started: list[int] = []
+
+    def full(note: Note) -> None:
+        started.append(note.pid)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_note", full)
+    with pytest.raises(OSError, match="No space left"):
+        up()
+    assert len(started) == 1 and not alive(started[0])
+
+
 def test_what_runs_with_another_address_is_named_and_left_as_it_is(
     machine: list[Service],
 ) -> None:
