@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock, Thread
 from typing import Any
 
 from registry.latency_plots import BY_RATE, PLOTS, compare_plots, telling, write_plots
@@ -44,7 +45,7 @@ class _Job:
     draw: Callable[[Path], Any]
 
 
-_drawing = ThreadPoolExecutor(1, thread_name_prefix="plots")
+_drawing = Lock()
 """One picture at a time: nobody promises more of the library that draws."""
 
 _begun: dict[tuple[tuple[str, Path], ...], Future[TemporaryDirectory[str]]] = {}
@@ -61,7 +62,7 @@ def begin_plots(measured: Sequence[Measured], release: str = "") -> None:
         there = _root(release) / job.name
         wanted = not there.exists() if release else bool(new & {name for name, _ in job.evidence})
         if wanted and job.evidence not in _begun:
-            _begun[job.evidence] = _drawing.submit(_aside, job.draw)
+            _begun[job.evidence] = _aside(job.draw)
 
 
 def release_plots(release: str, measured: Sequence[Measured]) -> dict[str, list[Path]]:
@@ -154,8 +155,25 @@ def _drawn(root: Path, job: _Job) -> list[Path]:
     return sorted(folder.glob("*.png"))
 
 
-def _aside(draw: Callable[[Path], Any]) -> TemporaryDirectory[str]:
-    """Plots in a folder of their own, which does not outlive this process."""
+def _aside(draw: Callable[[Path], Any]) -> Future[TemporaryDirectory[str]]:
+    """Plots in a folder of their own, which does not outlive this process.
+
+    Drawn by a thread that nobody waits for at the end: a run that is cancelled ends at once.
+    """
+    found: Future[TemporaryDirectory[str]] = Future()
+
+    def run() -> None:
+        with _drawing:
+            try:
+                found.set_result(_in_new_folder(draw))
+            except BaseException as error:
+                found.set_exception(error)
+
+    Thread(target=run, daemon=True, name="plots").start()
+    return found
+
+
+def _in_new_folder(draw: Callable[[Path], Any]) -> TemporaryDirectory[str]:
     folder = TemporaryDirectory(prefix="pilotage-plots-")
     try:
         draw(Path(folder.name, PLOTS))
