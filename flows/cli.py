@@ -315,10 +315,12 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except PilotageError as error:
-        for line in str(error).splitlines():
-            # A name in it may hold what a terminal obeys, or what turns its letters round.
-            plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-            print(f"pilotage: {plain}", file=sys.stderr)
+        # A log that is full takes the words, not the status.
+        with suppress(OSError):
+            for line in str(error).splitlines():
+                # A name in it may hold what a terminal obeys, or what turns its letters round.
+                plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+                print(f"pilotage: {plain}", file=sys.stderr)
         if error.exit_status == EXIT_INFRASTRUCTURE:
             _tell_full_disk()
         sys.exit(error.exit_status)
@@ -332,7 +334,8 @@ def main() -> None:
         service = service or (isinstance(error, RuntimeError) and _raised_by(error) == "prefect")
         if service or isinstance(error, OSError):
             # A full disk, a server or database that went away: the machine's, not a bug.
-            print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
             _tell_full_disk()
             sys.exit(EXIT_INFRASTRUCTURE)
         if isinstance(error, SystemExit):

@@ -249,6 +249,7 @@ def _machine() -> list[Check]:
     memory = psutil.virtual_memory()
     home = next(path for path in (settings().home, *settings().home.parents) if path.exists())
     disk = shutil.disk_usage(home)
+    may_write = os.access(home, os.W_OK | os.X_OK)
     flags = " ".join(found["flags"]) or "no AVX2"
     return [
         _check(
@@ -269,9 +270,11 @@ def _machine() -> list[Check]:
         _check(
             "machine",
             "disk",
-            f"{disk.free / 2**30:.1f} GiB free at {home}",
-            right=disk.free >= NEEDED_DISK,
-            remedy="export PILOTAGE_HOME=/a/folder/on/a/larger/disk",
+            f"{disk.free / 2**30:.1f} GiB free at {home}"
+            + ("" if may_write else ", which cannot be written"),
+            right=disk.free >= NEEDED_DISK and may_write,
+            remedy="export PILOTAGE_HOME=/a/folder/"
+            + ("on/a/larger/disk" if may_write else "of/your/own"),
         ),
     ]
 

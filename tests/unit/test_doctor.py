@@ -87,3 +87,10 @@ def test_two_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path) -> No
         list(pool.map(lambda text: write_whole(file, text), texts * 5))
     assert file.read_text() in texts
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_home_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (disk,) = [check for check in doctor._machine() if check.name == "disk"]
+    assert disk.state == "problem" and disk.found.endswith("which cannot be written")
+    assert disk.remedy == "export PILOTAGE_HOME=/a/folder/of/your/own"

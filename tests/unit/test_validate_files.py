@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,9 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_message_holds_nothing_that_a_terminal_obeys() -> None:
     said = run(["validate", "\x1b[31mred\u202e.yaml"])
     assert said.err.startswith(r"pilotage: \x1b[31mred\u202e.yaml: cannot be read")
+
+
+def test_a_full_log_takes_the_words_and_not_the_status() -> None:
+    with open("/dev/full", "wb") as full:
+        words = [sys.executable, "-m", "flows.cli", "validate", "nope.yaml"]
+        assert subprocess.run(words, stderr=full, check=False, timeout=60).returncode == 2
