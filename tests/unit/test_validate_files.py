@@ -36,6 +36,6 @@ def test_a_message_holds_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_a_full_log_takes_the_words_and_not_the_status() -> None:
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         words = [sys.executable, "-m", "flows.cli", "validate", "nope.yaml"]
         assert subprocess.run(words, stderr=full, check=False, timeout=60).returncode == 2
