@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock, Thread
+from threading import Lock, Thread, main_thread
 from typing import Any
 
 from registry.latency_plots import BY_RATE, PLOTS, compare_plots, telling, write_plots
@@ -158,18 +158,21 @@ def _drawn(root: Path, job: _Job) -> list[Path]:
 def _aside(draw: Callable[[Path], Any]) -> Future[TemporaryDirectory[str]]:
     """Plots in a folder of their own, which does not outlive this process.
 
-    Drawn by a thread that nobody waits for at the end: a run that is cancelled ends at once.
+    A run that is cancelled waits for the folder that is being drawn, and for no other. (To leave
+    it in the middle would abort the process: the library that draws has C++ on its stack.)
     """
     found: Future[TemporaryDirectory[str]] = Future()
 
     def run() -> None:
         with _drawing:
             try:
+                if not main_thread().is_alive():
+                    raise RuntimeError("the process is ending")
                 found.set_result(_in_new_folder(draw))
             except BaseException as error:
                 found.set_exception(error)
 
-    Thread(target=run, daemon=True, name="plots").start()
+    Thread(target=run, name="plots").start()
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -538,6 +539,41 @@ def test_nothing_is_begun_for_what_is_reused(measured: dict[str, Any]) -> None:
     assert not [
         key for key in plotting._begun if measured["bf16"].latency.path in dict(key).values()
     ]
+
+
+ENDS = """
+import sys, time
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from tasks import plotting
+from tasks.judging import Measured
+
+began = Event()
+
+def draw(folder, out):
+    print(folder.name, flush=True)
+    began.set()
+    time.sleep(0.3)
+
+plotting.write_plots = draw
+everyone = [
+    Measured(name, latency=SimpleNamespace(path=Path(name), reused=False)) for name in "abcd"
+]
+for one in everyone:
+    plotting.begin_plots([one])
+began.wait()
+sys.exit(7)
+"""
+
+
+def test_a_process_that_ends_draws_no_further_plots(tmp_path: Path) -> None:
+    environment = {**os.environ, "PILOTAGE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, len(done.stdout.split()), done.stderr) == (7, 1, "")
+    assert not list(tmp_path.glob("pilotage-plots-*"))
 
 
 def test_for_a_release_what_it_lacks_is_begun(measured: dict[str, Any]) -> None:
