@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from math import ceil
+from typing import Required, TypedDict, Unpack
 
 from registry.errors import UserError
 from registry.gpu_shares import check_split, padding_of, share_of
@@ -88,56 +89,38 @@ class MemoryFloor:
     """Of one GPU of each stage of the pipeline."""
 
 
-def floor_of(
-    shape: ModelShape,
-    *,
-    format: str = AUTO,
-    kv_dtype: str = AUTO,
-    concurrency: int,
-    context: int,
-    tp: int = 1,
-    pp: int = 1,
-    draft: ModelShape | None = None,
-    block: int = BLOCK,
-    max_batched_tokens: int | None = None,
-    eager: bool = False,
-    checkpoint_bytes: int | None = None,
-) -> MemoryFloor:
-    """Memory of `concurrency` sequences of `context` tokens (prompt and answer together).
+class How(TypedDict, total=False):
+    """What a floor depends on beside the model and how many sequences there are."""
 
-    `format` and `kv_dtype` `auto` are those of the configuration. `eager`: no CUDA graphs (a CPU
-    has none). `checkpoint_bytes`: the tensors of a folder (`weights_of_checkpoint`), in place of
-    what the configuration gives. Raises `UserError` for arguments that vLLM would refuse.
+    context: Required[int]
+    """Tokens of a sequence, prompt and answer together."""
+    format: str
+    """`auto`, the default, is the configuration's."""
+    kv_dtype: str
+    """Likewise."""
+    tp: int
+    pp: int
+    draft: ModelShape | None
+    block: int
+    max_batched_tokens: int | None
+    eager: bool
+    """No CUDA graphs; a CPU has none."""
+    checkpoint_bytes: int | None
+    """The tensors of a folder (`weights_of_checkpoint`), in place of what the configuration gives.
     """
-    return _Plan(
-        shape, format, kv_dtype, context, tp, pp, draft, block, max_batched_tokens, eager,
-        checkpoint_bytes,
-    ).floor(concurrency)  # fmt: skip
 
 
-def largest_concurrency(
-    shape: ModelShape,
-    gpu_bytes: int,
-    *,
-    format: str = AUTO,
-    kv_dtype: str = AUTO,
-    context: int,
-    tp: int = 1,
-    pp: int = 1,
-    draft: ModelShape | None = None,
-    block: int = BLOCK,
-    max_batched_tokens: int | None = None,
-    eager: bool = False,
-    checkpoint_bytes: int | None = None,
-) -> int:
+def floor_of(shape: ModelShape, *, concurrency: int, **how: Unpack[How]) -> MemoryFloor:
+    """Of `concurrency` sequences. Raises `UserError` for arguments that vLLM would refuse."""
+    return _Plan(shape, **how).floor(concurrency)
+
+
+def largest_concurrency(shape: ModelShape, gpu_bytes: int, **how: Unpack[How]) -> int:
     """Most sequences whose floor fits into `gpu_bytes` of each GPU; 0: not even one.
 
     The exact inverse of `floor_of`: the result fits, one more does not.
     """
-    plan = _Plan(
-        shape, format, kv_dtype, context, tp, pp, draft, block, max_batched_tokens, eager,
-        checkpoint_bytes,
-    )  # fmt: skip
+    plan = _Plan(shape, **how)
     if not plan.fits(1, gpu_bytes):
         return 0
     fits, too_many = 1, 2
@@ -181,16 +164,17 @@ class _Plan:
     def __init__(
         self,
         shape: ModelShape,
-        format: str,
-        kv_dtype: str,
+        *,
         context: int,
-        tp: int,
-        pp: int,
-        draft: ModelShape | None,
-        block: int,
-        max_batched_tokens: int | None,
-        eager: bool,
-        checkpoint_bytes: int | None,
+        format: str = AUTO,
+        kv_dtype: str = AUTO,
+        tp: int = 1,
+        pp: int = 1,
+        draft: ModelShape | None = None,
+        block: int = BLOCK,
+        max_batched_tokens: int | None = None,
+        eager: bool = False,
+        checkpoint_bytes: int | None = None,
     ) -> None:
         batch = MAX_BATCHED_TOKENS if max_batched_tokens is None else max_batched_tokens
         check_split(
