@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -198,3 +199,22 @@ def test_columns_come_from_the_file_and_have_one_name_each(tmp_path: Path) -> No
     twice = pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"])
     write_table(twice, folder / "t.parquet")
     assert refused(folder / "t.parquet").what == "several columns have the name 'prompt'"
+
+
+def test_a_small_file_of_endless_rows_or_text_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred million equal rows take a few hundred kB of Parquet."""
+    free = SimpleNamespace(available=2 << 30)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    many = {"prompt": ["hi"] * 100_000, "reference": ["x"] * 100_000}
+    long = {"prompt": ["x" * 30_000_000], "reference": ["x"]}
+    for name, rows in (("many.parquet", many), ("long.parquet", long)):
+        path = tmp_path / name
+        write_table(pyarrow.table(rows), path, use_dictionary=name[0] == "m")
+        assert path.stat().st_size < 2 << 20
+        free.available = 2 << 30
+        assert len(read_rows(path)) == len(rows["prompt"])
+        free.available = 30 << 20
+        with pytest.raises(UserError, match=rf"{name}: .* rows, .* GiB of memory; 0 GiB are free"):
+            read_rows(path)
