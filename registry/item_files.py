@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from registry.evidence import Unusable
+from registry.parquet_size import too_large
 
 MAX_SHOWN = 5
 MAX_COLUMNS = 2000
@@ -200,6 +201,8 @@ def _read_parquet(path: Path) -> Table:
                 raise Unusable(f"{path}: several columns have one name: measure again")
             if "item_id" not in names:
                 raise Unusable(f"{path}: no column 'item_id'; columns: {few(names)}")
+            if what := too_large(file.metadata):
+                raise Unusable(f"{path}: {what}: measure fewer items")
             # The answers are most of the file and no gate reads them.
             table = file.read([name for name in names if name != "response"])
             frame = table.to_pandas(ignore_metadata=True)

@@ -18,17 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from registry.errors import Problem, UserError
+from registry.parquet_size import too_large
 from tasks.chat_rows import kind_of
 from tasks.rejects import LONGEST_ROW, Reject, bad_byte, begin_of, is_unicode, refuse, too_long
 from tasks.strict_json import strict_loads
 
-CELL = 180
-"""Bytes of memory of a cell of a table. Measured: 540 for a row of three short texts."""
-COPIES = 5
-"""Of the bytes of a text, while it is read. Measured: 4.0 GB for one of 0.8 GB."""
 TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
 _NO_TEXT = {
@@ -240,22 +235,11 @@ def _parquet_rows(path: Path) -> Table:
     try:
         # Not read_table(): that takes columns from the names of the folders above as well.
         file = pyarrow.parquet.ParquetFile(path)
-        _check_memory(path, file.metadata)
+        if what := too_large(file.metadata):
+            raise UserError.at(path, what, "name a file with fewer rows")
         return _arrow_rows(path, file.read())
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, OverflowError) as error:
         raise UserError.at(path, f"cannot be read as Parquet: {error}", "check the file") from None
-
-
-def _check_memory(path: Path, metadata: Any) -> None:
-    """Raises `UserError` for rows that this machine cannot hold: a few kB of Parquet can stand for
-    a hundred million of them, or for one text of gigabytes."""
-    unpacked = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
-    needed = CELL * metadata.num_rows * metadata.num_columns + COPIES * unpacked
-    free = psutil.virtual_memory().available
-    if needed > free:
-        what = f"{metadata.num_rows} rows, {unpacked / 1e9:.1f} GB unpacked, need about "
-        what += f"{needed / 2**30:.0f} GiB of memory; {free / 2**30:.0f} GiB are free"
-        raise UserError.at(path, what, "name a file with fewer rows")
 
 
 def _arrow_rows(path: Path, table: Any) -> Table:

@@ -425,3 +425,15 @@ def test_any_bytes_are_items_or_a_reason(
         items.labels("m")
     except Unusable as unusable:
         assert str(path) in str(unusable)
+
+
+def test_rows_that_this_machine_cannot_hold_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "items.parquet"
+    pd.DataFrame({"item_id": [f"i{n}" for n in range(999)], "hit_rate": 1.0}).to_parquet(path)
+    assert read_items(path).ids[0] == "i0"
+    free = type("Free", (), {"available": 1000})
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    with pytest.raises(Unusable, match=r"items\.parquet: 999 rows, .* GiB of memory"):
+        read_items(path)
