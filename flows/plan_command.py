@@ -34,7 +34,10 @@ def plan(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option(help="Of the weights; auto: the configuration's.")
+        str,
+        typer.Option(
+            help="Of the weights, as fp8_dynamic or w4a16_g64; auto: the configuration's."
+        ),
     ] = "auto",
     all_formats: Annotated[
         bool, typer.Option("--all-formats", help="The formats that quantize recipes make, too.")
