@@ -61,17 +61,21 @@ def _start(server: object) -> None:
 
 
 def open_mlflow() -> None:
-    """What the first question to MLflow would import and open, with the store of a database.
+    """What the first question to MLflow would import, with the store of a database.
 
-    In a new home its tables are made. What goes wrong is told by who asks the first question.
+    In a new home its tables are made too. What goes wrong there is told by who asks first.
     """
     from registry.tracking import quiet_mlflow
-    from tasks.bundles import tracker
 
     quiet_mlflow()
     importlib.import_module("mlflow")
     if "://" in settings().tracking_uri and not settings().tracking_uri.startswith("http"):
         importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
         importlib.import_module("mlflow.store.model_registry.sqlalchemy_store")
-    with suppress(PilotageError):
-        _ = tracker().client
+    file = settings().tracking_file
+    if file is not None and not file.exists():
+        from tasks.bundles import tracker
+
+        # Not one that is there: of a broken one MLflow asks for minutes, and is asked again.
+        with suppress(PilotageError):
+            _ = tracker().client

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.artifacts import download_artifacts
 
+from flows.quick_start import open_mlflow
+from registry.errors import InfrastructureError
 from registry.evidence import LoadPoint
 from registry.outcome import CandidateOutcome, ReleaseOutcome, Verdict
+from registry.settings import settings
 from registry.tracking import StageRecord, Tracker
+from tasks.bundles import tracker as tasks_tracker
 from tests.promotion_builders import MODEL, bundle
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -228,3 +234,49 @@ def test_a_process_killed_while_it_made_the_tables_leaves_none(tmp_path: Path) -
     assert again.experiment("model") == again.experiment("model")
     assert database.exists()
     assert not database.with_name("mlflow.db.new").exists()
+
+
+def test_a_stage_that_was_left_half_written_has_its_tags_and_files(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tracker.release_run(MODEL, "r1", "demo")
+    texts = {"recipe.yaml": "kind: quantize\n", "more/page.md": "# 数\n"}
+    one = stage(0).model_copy(update={"tags": {"tool, with comma": "1.0"}, "texts": texts})
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker.client, "log_artifacts", _die)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.stage_runs(parent, [one])
+    (run_id,) = tracker.stage_runs(parent, [one]).values()
+    run = tracker.client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["tool_ with comma"] == "1.0"
+    assert run.data.tags["pilotage.reused"] == "false"
+    where = Path(run.info.artifact_uri.removeprefix("file://"))
+    found = {
+        path.relative_to(where).as_posix(): path.read_text("utf-8")
+        for path in where.rglob("*")
+        if path.is_file()
+    }
+    assert found == texts
+
+
+def test_opened_early_it_is_there_and_a_fault_is_left_to_who_asks(
+    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(database: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("PILOTAGE_HOME", str(tmp_path))
+    settings.cache_clear()
+    try:
+        monkeypatch.setattr(Tracker, "_create", staticmethod(full))
+        open_mlflow()
+        with pytest.raises(
+            InfrastructureError, match=r"open the tracking backend: .*No space left"
+        ):
+            _ = tasks_tracker().client
+        monkeypatch.setattr(Tracker, "_create", staticmethod(partial(shutil.copy, migrated)))
+        open_mlflow()
+        assert (tmp_path / "mlflow.db").is_file()
+    finally:
+        settings.cache_clear()
