@@ -332,10 +332,11 @@ def main() -> None:
         service = type(error).__module__.partition(".")[0] in ("httpx", "prefect", "sqlalchemy")
         # A server that does not start or answer is a plain RuntimeError of Prefect's.
         service = service or (isinstance(error, RuntimeError) and _raised_by(error) == "prefect")
-        if service or isinstance(error, OSError):
-            # A full disk, a server or database that went away: the machine's, not a bug.
+        if service or isinstance(error, OSError | MemoryError):
+            # A full disk or memory, a server or database that went away: the machine's, no bug.
             with suppress(OSError):
-                print(f"pilotage: {type(error).__name__}: {redacted(str(error))}", file=sys.stderr)
+                what = redacted(str(error)) or "there is not enough of it"
+                print(f"pilotage: {type(error).__name__}: {what}", file=sys.stderr)
             _tell_full_disk()
             sys.exit(EXIT_INFRASTRUCTURE)
         if isinstance(error, SystemExit):

@@ -39,3 +39,12 @@ def test_a_full_log_takes_the_words_and_not_the_status() -> None:
     with Path("/dev/full").open("wb") as full:
         words = [sys.executable, "-m", "flows.cli", "validate", "nope.yaml"]
         assert subprocess.run(words, stderr=full, check=False, timeout=60).returncode == 2
+
+
+def test_a_full_memory_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("flows.cli.app", full)
+    said = run(["recipes"])
+    assert (said.status, said.err) == (4, "pilotage: MemoryError: there is not enough of it\n")
