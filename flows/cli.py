@@ -263,8 +263,8 @@ def bench(
     """Find the largest request rate at which an endpoint or a bundle keeps its SLA."""
     if tune:
         begin()
-        others = {"--url": url, "--model": model, "--serve": serve_recipe}
-        others |= {"--tokenizer": tokenizer, "--hardware": hardware}
+        others = {"--url": url, "--model": model, "--serve": serve_recipe, "--hardware": hardware}
+        others["--tokenizer"] = str(tokenizer) if tokenizer else None
         status = tune_bundle(
             bundle, load, tune, others, prompts=prompts, out=out, generator=generator,
             as_json=as_json,
