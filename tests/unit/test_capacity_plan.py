@@ -529,7 +529,10 @@ def test_two_models_on_one_gpu() -> None:
     ("more", "message"),
     [
         (["--concurrency", "4"], "--context: is missing"),
-        (["--concurrency", "4", "--context", "64", "--sla", "demo"], "--sla: cannot be planned for"),
+        (
+            ["--concurrency", "4", "--context", "64", "--sla", "demo"],
+            "--sla: cannot be planned for",
+        ),
         (
             ["--concurrency", "4", "--concurrency", "4", "--concurrency", "4", "--context", "64"],
             "is given 3 times for 2 models",
