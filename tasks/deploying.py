@@ -20,6 +20,7 @@ from typing import Any
 
 from recipes.loader import read_yaml
 from registry.errors import InfrastructureError, UserError
+from registry.redaction import is_secret
 from registry.settings import CHECKOUT, settings
 from tasks import notifications
 from tasks.deploy_file import (
@@ -213,7 +214,13 @@ def _core(automation: Any) -> dict[str, Any]:
 
 def _register(content: dict[str, Any]) -> None:
     """Hand deployments to `prefect deploy`, as a file of their own."""
-    environment = {k: v for k, v in os.environ.items() if k != "PILOTAGE_CHECKOUT"}
+    # The key of Prefect's own server is Prefect's; no other secret is.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PREFECT_") or not is_secret(name, value)
+    }
+    environment.pop("PILOTAGE_CHECKOUT", None)
     with tempfile.TemporaryDirectory(prefix="pilotage-deploy-") as folder:
         # JSON is YAML.
         path = Path(folder) / "prefect.yaml"

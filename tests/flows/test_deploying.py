@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,20 @@ def test_what_somebody_paused_goes_on_and_the_second_deploy_changes_nothing(
     assert client.read_deployment_by_name(NAME).paused is False
     again = deploy(api(), file)
     assert (again.changed, NAME in again.unchanged) == ({}, True)
+
+
+def test_prefect_deploy_sees_no_secret_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+
+    def run(words: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        seen.update(given["env"])
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr("tasks.deploying.subprocess.run", run)
+    monkeypatch.setenv("PILOTAGE_TEACHER_API_KEY", "planted")
+    monkeypatch.setenv("PILOTAGE_MLFLOW_URI", "postgresql://me:planted@db/mlflow")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:pass")
+    deploying._register({"name": "pilotage", "deployments": []})
+    assert seen["PREFECT_API_AUTH_STRING"] == "admin:pass"
+    assert seen["PATH"]
+    assert "planted" not in " ".join(seen.values())
