@@ -3,7 +3,7 @@
 The choice is by the rate that keeps the SLA; where the intervals of rates overlap, by the median
 TPOT at the highest rate that all of those kept, where it was measured at the same rates. What is
 left undistinguished is said to be so, and then what is there already stays, or else what takes the
-least memory is taken.
+most sequences at once is taken.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ def choose(tried: Sequence[Tried], current: Args) -> Choice:
     chosen = next((one for one in alike if dict(one.args) == dict(current)), None)
     why = "it is what is there"
     if chosen is None:
-        chosen = min(alike, key=lambda one: [one.args.get(name, 0) for name in TUNABLE])
-        why = "it takes the least memory of them"
+        # A load that shows no difference is too light to say that a burst would not need them.
+        chosen = max(alike, key=lambda o: (o.args.get(SEQUENCES, 0), -o.args.get(BATCHED, 0)))
+        why = "it takes the most sequences at once"
     others = tuple(one.args for one in alike if one is not chosen)
     told = "; ".join(words(one) for one in others)
     return Choice(

@@ -98,10 +98,10 @@ def test_every_point_is_a_bundle_and_none_is_measured_twice(started: list[int], 
     again = document(tune(reference, load, ["max-num-seqs=32,64"]))
     assert started == [16, 32, 128, 64]
     assert again["verdict"] == "INCONCLUSIVE"
-    assert again["not_distinguishable"] == [{"max-num-seqs": 64}]
+    assert again["not_distinguishable"] == [{"max-num-seqs": 32}]
     text = tune_text(again)
-    assert "not distinguishable from max-num-seqs 64" in text
-    assert "engine_args:\n  max-num-seqs: 32" in text
+    assert "not distinguishable from max-num-seqs 32" in text
+    assert "engine_args:\n  max-num-seqs: 64" in text
     assert bundle_named(reference).engine_args == {"max-model-len": 1000}
 
 

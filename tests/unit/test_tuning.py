@@ -76,11 +76,11 @@ def test_the_highest_kept_rate_is_taken() -> None:
 
 def test_overlapping_intervals_are_not_distinguished() -> None:
     found = choose([tried(64, 8, 10), tried(32, 7, 9), tried(16, 4, 5)], NOTHING)
-    assert found.chosen == {"max-num-seqs": 32}
-    assert found.equal == ({"max-num-seqs": 64},)
+    assert found.chosen == {"max-num-seqs": 64}
+    assert found.equal == ({"max-num-seqs": 32},)
     assert found.reason == (
-        "not distinguishable from max-num-seqs 64: max-num-seqs 32, as it takes the least memory "
-        "of them"
+        "not distinguishable from max-num-seqs 32: max-num-seqs 64, as it takes the most sequences "
+        "at once"
     )
 
 
@@ -102,8 +102,8 @@ def test_among_equal_rates_the_tpot_decides() -> None:
 
 def test_tpots_that_overlap_do_not() -> None:
     found = choose([tried(16, 8, None, at8=20), tried(32, 8, None, at8=21.5)], NOTHING)
-    assert (found.chosen, found.by) == ({"max-num-seqs": 16}, "kept rate")
-    assert found.equal == ({"max-num-seqs": 32},)
+    assert (found.chosen, found.by) == ({"max-num-seqs": 32}, "kept rate")
+    assert found.equal == ({"max-num-seqs": 16},)
 
 
 def test_what_was_void_or_kept_nothing_is_not_chosen() -> None:
