@@ -48,7 +48,7 @@ class Said:
     status: int = 200
 
 
-def prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
+def prompts(lengths: Sequence[int], seed: int | str) -> list[list[int]]:
     """Prompts that begin differently, so that no prefix cache has one of another's blocks."""
     chance = random.Random(seed)
     return [[chance.randrange(32, 224) for _ in range(length)] for length in lengths]
