@@ -45,9 +45,11 @@ CLOSE_EVERY = 5.0
 class Approval(RunInput):
     """What a person answers. There is no login: the name is as it is stated."""
 
+    # Without a default: with one the form calls it optional, and a person who wrote a name and a
+    # reason would say no unasked.
     answer: Literal["no", "yes"] = Field(
-        default="no",
-        description="yes: the version becomes the champion, once everything was checked again.",
+        description="yes: the version becomes the champion, once everything was checked again. "
+        "no: no release asks about it again.",
         json_schema_extra={"position": 0},
     )
     answered_by: str = Field(
@@ -192,7 +194,10 @@ def ask(question: Question, description: str, message: str) -> NoReturn:
         )
     link = url_for(run, url_type="ui") or ""
     emit(APPROVAL_ASKED, question.model, question.version, {"message": message, "link": link})
-    LOG.info("%s: waits for a person until %s", question.reference, spelled(question.deadline))
+    until = spelled(question.deadline)
+    # Prefect's page has no button for it.
+    where = "the menu at the top right of this run's page, Resume"
+    LOG.info("%s: waits for a person until %s; to answer: %s", question.reference, until, where)
     form = Approval.with_initial_data(description=description)
     suspend_flow_run(wait_for_input=form, key=f"{_KEY}-{run.run_count}")
     # Only a run that was resumed by hand, around its form, gets here.
