@@ -32,18 +32,19 @@ def opened(look: Looker, run: str) -> Any:
     dialog = look.page.get_by_role("dialog")
     dialog.get_by_label("Reason").wait_for()
     look.page.wait_for_timeout(500)
+    look.picture("approval_question")
     return dialog
 
 
 def refused(look: Looker, dialog: Any, run: str) -> str:
     """The dialog's words when it is sent as it is."""
     dialog.get_by_role("button", name="Resume").click()
-    look.page.wait_for_timeout(SETTLED)
+    refusal = str(look.page.get_by_text("Validation failed").inner_text())
     look.picture("approval_refused")
     state = look.api("GET", f"flow_runs/{run}")["state_name"]
     if state != "Suspended":
         raise SystemExit(f"a form without a name was taken: the run is {state}")
-    return str(look.page.get_by_text("Validation failed").inner_text())
+    return refusal
 
 
 def answered(look: Looker, dialog: Any, answer: str, by: str, reason: str) -> None:
