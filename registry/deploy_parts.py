@@ -88,11 +88,12 @@ def part_words(
     )
 
 
-def part_env(deployment: Deployment) -> dict[str, str]:
+def part_env(deployment: Deployment, *, one_host: bool = False) -> dict[str, str]:
     """What the project sets for each engine beside the gated environment, addresses apart.
 
     On a CPU as at the gate (`tasks/engines/disaggregated_server.py`). By GPUs UCX finds by itself
-    what carries the KV cache.
+    what carries the KV cache. one_host: all engines see each other's loopback, and the cache goes
+    over it alone; containers have a network between them.
     """
     topology = topology_of(deployment)
     if deployment.gpus:
@@ -100,6 +101,7 @@ def part_env(deployment: Deployment) -> dict[str, str]:
     cores = int(deployment.hardware.get("cores") or 1)
     return {
         "UCX_TLS": "tcp,sm,self",
+        **({"UCX_NET_DEVICES": "lo"} if one_host else {}),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, cores // (topology.prefill + topology.decode))),
     }

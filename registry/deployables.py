@@ -119,7 +119,8 @@ def _parts_script(deployment: Deployment) -> str:
     topology, parts, gpu = deployment.bundle.topology, [], 0
     for number, (role, _, name) in enumerate(engines_of(deployment)):
         part = part_of(deployment, role)
-        own = {**part_env(deployment), **deployment.env, **side_channel("127.0.0.1", number)}
+        own = part_env(deployment, one_host=True) | deployment.env
+        own |= side_channel("127.0.0.1", number)
         if part.gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpu, gpu + part.gpus)))
             gpu += part.gpus

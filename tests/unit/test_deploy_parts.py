@@ -106,8 +106,11 @@ def test_variables_are_those_of_the_managed_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server, "hardware", lambda: CPU)
     topology = ON_CPU.bundle.topology
     gate = server.part_env(topology, {}, on_cpu=True)
-    assert gate == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **part_env(ON_CPU)}
-    assert part_env(ON_GPUS) == {}
+    own = part_env(ON_CPU, one_host=True)
+    assert gate == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **own}
+    # The cache goes over loopback alone where the engines share it, and only there.
+    assert {**part_env(ON_CPU), "UCX_NET_DEVICES": "lo"} == own != part_env(ON_CPU)
+    assert part_env(ON_GPUS) == part_env(ON_GPUS, one_host=True) == {}
 
 
 # -- compose ---------------------------------------------------------------------------------
@@ -314,7 +317,8 @@ def test_the_script_starts_all_parts_and_ends_them(place: Path, engine: Path) ->
             *words, spoken = words
             *wanted, asked = wanted
             assert words == wanted and json.loads(spoken) == json.loads(asked)
-            assert {**part_env(made), **served_env(made.bundle.env)}.items() <= env.items()
+            own = part_env(made, one_host=True) | served_env(made.bundle.env)
+            assert own.items() <= env.items()
             assert env["VLLM_API_KEY"] == "secret" and env["OMP_NUM_THREADS"] == "3"
             assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(5600 + number)
         words, env = said(engine, 8000)
