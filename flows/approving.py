@@ -21,6 +21,7 @@ from tasks import approval
 from tasks.approval import Question
 from tasks.approval_page import page, question_line
 from tasks.events import ALIAS_MOVED, emit
+from tasks.progress import LOG
 from tasks.recorded import Recorded
 
 
@@ -79,6 +80,7 @@ def check_answer(aliases: Aliases, found: Recorded, question: Question, answer: 
     approval.forget_deadline()
     late = approval.lapsed(question, answer)
     if answer.approve and not late:
+        LOG.info("%s (as stated) said yes: %s", shown(answer.answered_by), shown(answer.reason))
         return
     until = approval.spelled(question.deadline)
     if late:

@@ -204,11 +204,19 @@ def _table(model: str, lines: list[Entry]) -> str:
             f"{line.at:%Y-%m-%d %H:%M:%S}",
             line.action,
             _plain("\n".join(_moved(alias, move) for alias, move in sorted(line.moves.items()))),
-            _plain(line.actor),
+            _plain(_by(line)),
             _plain(line.reason),
             line.hash[:12],
         )
     return drawn(table)
+
+
+def _by(line: Entry) -> str:
+    """Who did it and, where a person was asked, who said so."""
+    answered, said = line.details.get("answered_by"), line.details.get("answer")
+    if not answered or answered == line.actor:
+        return line.actor
+    return f"{line.actor}\n{answered} said {said}"
 
 
 def _moved(alias: str, move: Move) -> str:

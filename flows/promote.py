@@ -11,9 +11,12 @@ says what was decided, a version's tag whether the alias answered after it.
 
 from __future__ import annotations
 
+import re
 import time
 
 from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import ValidationError
 
 from eval_suites.loader import load_policy
 from flows.approving import (
@@ -57,11 +60,18 @@ COMPLETED = "Completed"
 """Of a run that moved nothing because there was nothing to do."""
 
 
-@flow(
-    name="promote",
-    flow_run_name="promote-{request.bundle}-to-{request.alias}",
-    validate_parameters=True,
-)
+def run_name() -> str:
+    """What is promoted; a whole digest would be cut off wherever the name is shown."""
+    try:
+        request = PromoteRequest.model_validate(flow_run.parameters["request"])
+    except ValidationError:
+        # What is wrong is the flow's to say.
+        return "promote"
+    bundle = re.sub(r"^([0-9a-f]{12})[0-9a-f]{52}$", r"\1", request.bundle)
+    return f"promote-{bundle}-to-{request.alias}"
+
+
+@flow(name="promote", flow_run_name=run_name, validate_parameters=True)
 @told
 def promote_bundle(request: PromoteRequest) -> Ended[AliasOutcome | None]:
     """Point an alias to a bundle that passed, or refuse.

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from prefect.logging.handlers import APILogHandler
 from pydantic import BaseModel
 
 from flows.endings import Ended, Refused, outcome_of, told
+from flows.promote import run_name as promote_run_name
 from registry.artifacts import Stage
 from registry.errors import InfrastructureError, UserError
 from tasks import run_progress
@@ -250,3 +252,18 @@ def test_a_server_that_takes_no_artifact_fails_no_run(monkeypatch: pytest.Monkey
     state, seen = run(body)
     assert (state.result(), seen.state.name) == (1, "Passed")
     assert artifacts(seen.id) == {}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"request": {"bundle": "ab" * 32}}, "promote-abababababab-to-champion"),
+        ({"request": {"bundle": "m@2", "alias": "canary"}}, "promote-m@2-to-canary"),
+        ({"request": {"bundle": 7}}, "promote"),
+    ],
+)
+def test_the_name_of_a_promotion_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setattr("flows.promote.flow_run", SimpleNamespace(parameters=parameters))
+    assert promote_run_name() == name

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flows import ledger_commands
 from flows.approving import check_answer
 from registry.alias_moves import Aliases, AliasMoved
 from registry.approval import NOBODY, Answer, NotApproved
@@ -129,6 +130,7 @@ def test_yes_promotes_once_everything_was_checked_again(
     assert told == {
         "answered_by": "Mei", "answerer": "as stated, nobody checked it", "question": "run-7"
     }  # fmt: skip
+    assert "Mei said yes" in ledger_commands._table(MODEL, [line])
     is_sound(aliases)
 
 
