@@ -77,6 +77,8 @@ def statement(found: Savings) -> str:
     ours, theirs = found.sides
     what = f"{spread(ours.replicas, count)} replicas instead of {spread(theirs.replicas, count)}"
     less = spread(found.saving_share, percent)
+    if ours.gpus_per_replica != theirs.gpus_per_replica:
+        what += f", {spread(ours.gpus, count)} GPUs instead of {spread(theirs.gpus, count)}"
     price = ""
     if found.saving_per_month is not None:
         price = f"; {spread(found.saving_per_month, cost)} {found.currency} a month less"

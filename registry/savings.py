@@ -3,8 +3,8 @@
     replicas = ceil(rate of the traffic's peak / rate that one replica keeps)
 
 A search gives the rate that is kept as two numbers: the highest that was kept and the lowest that
-was not. The first is proved, so what follows from it is the value; the second is the best that may
-be true, so it gives the other end of the interval. Without a traffic profile nothing is rounded:
+was not. The first is proved, so what follows from it is the value; a replica keeps less than the
+second, which gives the other end of the interval. Without a traffic profile nothing is rounded:
 it is then the share of a replica for each request/s, as of a large fleet.
 """
 
@@ -110,9 +110,7 @@ def _stated(
         sides=sides,
         replicas=_less(theirs.replicas, ours.replicas),
         saving_per_month=_less(theirs.cost_per_month, ours.cost_per_month),
-        saving_share=_share(theirs.replicas, ours.replicas)
-        if machine is None or machine.price_per_hour is None
-        else _share(theirs.cost_per_month, ours.cost_per_month),
+        saving_share=_saving_share(ours, theirs),
         notes=_notes(machine, asked),
     )
 
@@ -120,7 +118,8 @@ def _stated(
 def kept_rate(name: str, side: Side) -> tuple[float, float | None]:
     """The highest rate kept, the lowest not kept. Raises `Unsaid` for evidence that cannot say it.
 
-    Of fixed rates: where every latency gate passed, and the lowest above where one failed.
+    Of fixed rates: the lowest at which a latency gate failed, and the highest below it at which
+    every one passed.
     """
     one = side.outcome
     if not one.latency:
@@ -142,11 +141,15 @@ def kept_rate(name: str, side: Side) -> tuple[float, float | None]:
     void = {point.rate for point in one.latency if point.answer == "void"}
     rates = sorted({gate.rate for gate in gates if gate.rate is not None} - void)
     results = {rate: {gate.result for gate in gates if gate.rate == rate} for rate in rates}
-    passed = [rate for rate in rates if results[rate] == {Verdict.PASS}]
+    lost = next((rate for rate in rates if Verdict.FAIL in results[rate]), None)
+    # As of a search: a rate that passed above one that failed is not believed.
+    passed = [
+        rate for rate in rates if results[rate] == {Verdict.PASS} and (lost is None or rate < lost)
+    ]
     if not passed:
-        raise Unsaid(f"{name} passed its latency gates at no rate")
-    failed = [rate for rate in rates if Verdict.FAIL in results[rate] and rate > passed[-1]]
-    return passed[-1], failed[0] if failed else None
+        below = "" if lost is None else f" below {lost:g} requests/s, where one failed"
+        raise Unsaid(f"{name} passed its latency gates at no rate{below}")
+    return passed[-1], lost
 
 
 def replicas_of(
@@ -154,14 +157,15 @@ def replicas_of(
 ) -> tuple[Fraction, Fraction | None]:
     """Replicas by the highest rate kept, and by the lowest not kept (None: none was lost).
 
-    In exact decimals: 1.1 / 0.1 are 11 replicas and not 12.
+    In exact decimals: 1.1 / 0.1 are 11 replicas and not 12. Of whole replicas the fewest are one
+    more than would each have the rate that was not kept, or the next whole number above.
     """
     low, high = (None if one is None else Fraction(str(one)) for one in kept)
     assert low is not None
     if rate is None:
         return 1 / low, None if high is None else 1 / high
     asked = Fraction(str(rate))
-    fewest = 1 if high is None else math.ceil(asked / high)
+    fewest = 1 if high is None else math.floor(asked / high) + 1
     return Fraction(math.ceil(asked / low)), Fraction(fewest)
 
 
@@ -217,6 +221,16 @@ def _less(theirs: Measure | None, ours: Measure | None) -> Measure | None:
         low=None if theirs.low is None else theirs.low - ours.value,
         high=None if ours.low is None else theirs.value - ours.low,
     )
+
+
+def _saving_share(ours: SavingSide, theirs: SavingSide) -> Measure | None:
+    """Of the cost; without a price of the GPUs, since replicas may differ in them; of a CPU's
+    replicas."""
+    if ours.cost_per_month is not None:
+        return _share(theirs.cost_per_month, ours.cost_per_month)
+    if ours.gpus_per_replica and theirs.gpus_per_replica:
+        return _share(theirs.gpus, ours.gpus)
+    return _share(theirs.replicas, ours.replicas)
 
 
 def _share(theirs: Measure | None, ours: Measure | None) -> Measure | None:

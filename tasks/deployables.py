@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
+from registry import savings
 from registry.bundle import Bundle
 from registry.deployables import write
 from registry.deployment import Deployment
@@ -51,10 +51,12 @@ def replicas_of(outcome: CandidateOutcome, asked: Asked | None) -> dict[str, Any
     """How many servers the peak takes at the rate that one kept, and from what that follows."""
     if asked is None or asked.rate is None:
         return {}
-    kept = outcome.kept_rate[0] if outcome.kept_rate else None
+    if outcome.kept_rate is None:
+        return {"replicas_from": f"the peak is {asked.rate:g} requests/s, and no rate was sought"}
+    kept = outcome.kept_rate[0]
     if not kept or not outcome.times_count:
         return {"replicas_from": f"the peak is {asked.rate:g} requests/s, and no rate was kept"}
     return {
-        "replicas": math.ceil(asked.rate / kept),
+        "replicas": int(savings.replicas_of((kept, None), asked.rate)[0]),
         "replicas_from": f"for {asked.rate:g} requests/s ({asked.source}), one keeps {kept:g}",
     }

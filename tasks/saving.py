@@ -63,7 +63,8 @@ def side_of(outcome: CandidateOutcome, measured: Measured, *, cpu: bool) -> Side
         hardware=evidence.hardware,
         gpus=0 if cpu else gpus_of(measured.bundle.engine_args, measured.bundle.topology),
         sustained=evidence.sustained,
-        sla=evidence.sla or limits_of(outcome),
+        # Of fixed rates the gates say what was kept, whatever limits the profile has.
+        sla=limits_of(outcome) if outcome.kept_rate is None else evidence.sla,
         smoke=evidence.smoke,
     )
 

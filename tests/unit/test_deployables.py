@@ -441,6 +441,12 @@ def test_a_peak_takes_as_many_as_keep_it() -> None:
         "replicas_from": "for 42 requests/s (log.yaml, over 1 s), one keeps 5.657",
     }
     assert replicas_of(outcome, Asked()) == replicas_of(outcome, None) == {}
+    tenths = outcome.model_copy(update={"kept_rate": (0.1, 0.2)})
+    assert replicas_of(tenths, Asked(1.1, "log"))["replicas"] == 11
+    fixed = outcome.model_copy(update={"kept_rate": None})
+    assert replicas_of(fixed, asked) == {
+        "replicas_from": "the peak is 42 requests/s, and no rate was sought"
+    }
     emulated = outcome.model_copy(update={"times_count": False})
     assert replicas_of(emulated, asked) == {
         "replicas_from": "the peak is 42 requests/s, and no rate was kept"

@@ -123,6 +123,26 @@ def test_replicas_are_counted_in_decimals() -> None:
     assert replicas_of((3.0, 4.0), 3.1) == (2, 1)
 
 
+def test_the_rate_that_was_not_kept_is_not_enough() -> None:
+    """30/10: of three each would have the 10 that were lost, so it is 4 and nothing else."""
+    assert replicas_of((9.0, 10.0), 30.0) == (4, 4)
+    assert replicas_of((8.0, 10.0), 29.9) == (4, 3)
+
+
+def test_without_a_price_gpus_are_compared_and_not_replicas() -> None:
+    """Kept 8 on 2 GPUs against 4 on one: half of the replicas, and as many GPUs (6 x 2, 11 x 1)."""
+    plain = replace(CARD, price_per_hour=None, currency=None)
+    one = stated(side("int4", (8.0, 9.0), gpus=2), side("bf16", (4.0, 4.5)), plain, Asked())
+    assert one.saving_share is not None
+    assert one.saving_share.value == pytest.approx(0)
+    # 1 - (2/8) / (1/4.5) and 1 - (2/9) / (1/4).
+    assert (one.saving_share.low, one.saving_share.high) == pytest.approx((-0.125, 1 / 9))
+    assert "0.25 (0.222 to 0.25) GPUs instead of 0.25 (0.222 to 0.25)" in statement(one)
+    whole = stated(side("int4", (8.0, 9.0), gpus=2), side("bf16", (4.0, 4.5)), plain)
+    assert whole.saving_share is not None
+    assert whole.saving_share.value == pytest.approx(1 - 12 / 11)
+
+
 def test_machines() -> None:
     eight = replace(CARD, accelerators=8)
     assert machines_of(eight, 4, Fraction(3), whole=True) == 2
@@ -256,6 +276,16 @@ def test_fixed_rates_that_passed() -> None:
     assert "passed its latency gates at no rate" in stated(fixed("int4"), theirs).reason
     open_gate = fixed("int4", r1=Verdict.INCONCLUSIVE)
     assert "passed its latency gates at no rate" in stated(open_gate, theirs).reason
+
+
+def test_a_fixed_rate_that_passed_above_one_that_failed_is_not_believed() -> None:
+    theirs = fixed("bf16", r1=Verdict.PASS, r2=Verdict.FAIL)
+    ours = fixed("int4", r1=Verdict.PASS, r2=Verdict.FAIL, r4=Verdict.PASS)
+    assert stated(ours, theirs).sides[0].kept_rate == (1.0, 2.0)
+    never = stated(fixed("int4", r2=Verdict.FAIL, r4=Verdict.PASS), theirs)
+    assert never.reason == (
+        "int4 passed its latency gates at no rate below 2 requests/s, where one failed"
+    )
 
 
 def test_the_same_fixed_rate_says_nothing() -> None:
