@@ -7,13 +7,13 @@ what was measured at another rate than the row's says so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from registry.evidence import LatencyEvidence, LoadPoint
 from registry.plan_parts import Demand, Fit, Model
+from registry.savings import replicas_of
 from registry.shape_parts import ModelShape
 
 MARK = "measured"
@@ -23,7 +23,10 @@ BATCH = ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-
 
 @dataclass(frozen=True)
 class Served:
-    """What was measured: a bundle under load. `here`: on this machine, as it is now."""
+    """What was measured: a bundle under load. `here`: on this machine, as it is now.
+
+    `one_engine`: vLLM's, on tp x pp GPUs, as each row has it; several keep more than one does.
+    """
 
     evidence: LatencyEvidence
     source: str
@@ -35,6 +38,7 @@ class Served:
     tp: int
     pp: int
     engine_args: Mapping[str, Any]
+    one_engine: bool = True
 
 
 def measured_of(
@@ -54,6 +58,7 @@ def _same(one: Served, fit: Fit, model: Model) -> bool:
         replace(one.shape, **plain) == replace(model.shape, **plain)
         and (one.format, one.kv_dtype) == (fit.format, fit.kv_dtype)
         and (one.draft, one.tp, one.pp) == (model.draft is not None, fit.tp, fit.pp)
+        and one.one_engine
         and one.evidence.times_count
     )
 
@@ -76,7 +81,9 @@ def _document(one: Served, fit: Fit, demand: Demand) -> dict[str, Any]:
             for name in BATCH
             if name in fit.engine_args and one.engine_args.get(name) != fit.engine_args[name]
         },
-        "replicas": math.ceil(demand.rate / kept) if demand.rate and kept else None,
+        "replicas": int(replicas_of((kept, None), demand.rate)[0])
+        if demand.rate and kept
+        else None,
         "rate": None,
     }
     if point is not None:

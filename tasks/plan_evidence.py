@@ -17,6 +17,7 @@ from registry.plan_evidence import Served, measured_of
 from registry.plan_parts import Demand, Fit, Model
 from registry.provenance import hardware_fingerprint
 from registry.settings import settings
+from registry.topology import engine_gpus
 from tasks.bundles import bundle_named
 from tasks.capacity_inputs import model_of
 from tasks.release_capacity import is_here, this_machine
@@ -69,6 +70,8 @@ def _in_store(bundle: str) -> Iterator[tuple[LatencyEvidence, str]]:
 def _served(bundle: Bundle, evidence: LatencyEvidence, source: str) -> Served:
     shape = model_of(str(bundle.target.path), None).shape
     args = bundle.engine_args
+    tp = int(args.get("tensor-parallel-size") or 1)
+    pp = int(args.get("pipeline-parallel-size") or 1)
     return Served(
         evidence=evidence,
         source=source,
@@ -77,9 +80,12 @@ def _served(bundle: Bundle, evidence: LatencyEvidence, source: str) -> Served:
         format=format_name("auto", shape),
         kv_dtype=kv_dtype_of(shape, str(args.get("kv-cache-dtype", "auto"))),
         draft=bundle.draft is not None,
-        tp=int(args.get("tensor-parallel-size") or 1),
-        pp=int(args.get("pipeline-parallel-size") or 1),
+        tp=tp,
+        pp=pp,
         engine_args=args,
+        one_engine=bundle.engine == "vllm"
+        and bundle.topology is None
+        and engine_gpus(args) == tp * pp,
     )
 
 
@@ -102,17 +108,26 @@ def with_evidence(
         if not one.here
     ]
     if served and not of_a_row and not notes:
-        notes.append("the evidence is of another shape, format, draft or machine than every row")
+        notes.append(
+            "the evidence is of another shape, format, draft, machine or arrangement of engines "
+            "than every row"
+        )
     return notes
 
 
 def peak_words(measured: Mapping[str, Any] | None, machine: Machine) -> str:
-    """How much of a machine its load test took; empty where that is not known. Pure."""
+    """How much of a machine its load test took; empty where that is not known.
+
+    GPU memory is what was in use on all GPUs of this machine, so it is held against all of them.
+    """
     if measured is None or measured["rate"] is None:
         return ""
     cache = measured["kv_cache_usage_max"]
     taken = measured["memory_peak_bytes" if machine.is_cpu else "gpu_memory_peak_bytes"]
     words = [] if cache is None else [f"the KV cache was at most {cache:.1%} full"]
     if taken is not None:
-        words.append(f"{size_words(taken)} of {size_words(machine.memory_bytes)} were taken")
+        gpus = max(1, this_machine().accelerators)
+        where = f" on {gpus} GPUs" if gpus > 1 else ""
+        has = size_words(machine.memory_bytes * gpus)
+        words.append(f"{size_words(taken)} of {has} were taken{where}")
     return f"; measured: {', '.join(words)}" if words else ""

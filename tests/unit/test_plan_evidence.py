@@ -21,6 +21,7 @@ from registry.plan_evidence import Served, measured_of, nearest
 from registry.plan_parts import Demand, Fit, Limits, Model, Wish
 from registry.provenance import hardware_fingerprint
 from registry.settings import CHECKOUT
+from registry.topology import Disaggregated
 from tasks import plan_evidence
 from tasks.bundles import remember
 from tasks.capacity import planned
@@ -88,7 +89,7 @@ def test_a_row_has_the_times_of_the_rate_that_it_is_for() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"here": False}, {"format": "fp8_dynamic"}, {"kv_dtype": "fp8"}, {"draft": True}, {"tp": 2},
-     {"pp": 2}, {"shape": replace(SHAPE, hidden=1)},
+     {"pp": 2}, {"one_engine": False}, {"shape": replace(SHAPE, hidden=1)},
      {"evidence": evidence(point(4), emulated=True)}],
 )  # fmt: skip
 def test_what_is_of_another_row_stays_out_of_this(changes: dict[str, Any]) -> None:
@@ -97,6 +98,14 @@ def test_what_is_of_another_row_stays_out_of_this(changes: dict[str, Any]) -> No
 
 def test_another_machines_row_has_none() -> None:
     assert measured(served(), here=False) is None
+
+
+def test_replicas_are_counted_in_decimals() -> None:
+    """1.1 / 0.1 are 11, and 12 in binary fractions."""
+    one = served(evidence=evidence(point(0.1), kept_rate=(0.1, 0.2)))
+    found = measured_of(fit(), MODEL, replace(DEMAND, rate=1.1), [one], fit_is_here=True)
+    assert found is not None
+    assert found["replicas"] == 11
 
 
 def test_the_newest_measurement_counts() -> None:
@@ -129,6 +138,41 @@ def known_bundle(home: Path) -> Bundle:
     (one.target.path / "config.json").write_text(CONFIG.read_text())
     remember(one)
     return one
+
+
+@pytest.mark.parametrize(
+    ("args", "topology", "alone"),
+    [
+        ({"tensor-parallel-size": 2}, None, True),
+        ({"data-parallel-size": 2}, None, False),
+        (
+            {"tensor-parallel-size": 2},
+            Disaggregated(
+                prefill_args={"tensor-parallel-size": 1}, decode_args={"tensor-parallel-size": 1}
+            ),
+            False,
+        ),
+    ],
+)
+def test_several_engines_are_no_row(
+    home: Path, args: dict[str, Any], topology: Disaggregated | None, alone: bool
+) -> None:
+    one = known_bundle(home).model_copy(update={"engine_args": args, "topology": topology})
+    remember(one)
+    folder = home / "bench" / "load-1"
+    folder.mkdir(parents=True)
+    write_summary(folder, evidence(point(4), bundle=one.digest))
+    [found] = served_of([str(folder)])
+    assert found.one_engine is alone
+
+
+def test_memory_of_all_gpus_is_held_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = machine_of("nvidia_l20")
+    monkeypatch.setattr(plan_evidence, "this_machine", lambda: replace(card, accelerators=4))
+    one = served(evidence=evidence(point(2, gpu_memory_peak_bytes=160 * GIB)))
+    assert plan_evidence.peak_words(measured(one), card) == (
+        "; measured: 160.00 GiB of 179.92 GiB were taken on 4 GPUs"
+    )
 
 
 def test_a_plan_takes_a_folder_or_a_bundle(
