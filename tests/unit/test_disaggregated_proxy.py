@@ -172,7 +172,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(parts: Parts) ->
 @pytest.mark.parametrize(
     "body",
     [{"n": 2}, {"best_of": 3}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"echo": True},
-     {"prompt_logprobs": 1}],
+     {"prompt_logprobs": 1}, {"prompt_logprobs": 0}, {"use_beam_search": True}],
 )  # fmt: skip
 def test_what_cannot_be_transferred_is_refused(parts: Parts, body: dict[str, Any]) -> None:
     said = parts.ask(**body)
@@ -187,7 +187,10 @@ def test_the_key_is_asked_for(parts: Parts) -> None:
     wrong = {"Authorization": "Bearer k"}
     said = parts.client.post("/v1/completions", json={"prompt": "x"}, headers=wrong)
     assert (said.status_code, parts.prefill.asked) == (401, [])
-    assert parts.client.post("/v1/completions", content=b"no json").status_code == 400
+    said = parts.client.get("/v1/models", headers={"Authorization": b"Bearer \xff"})
+    assert said.status_code == 401
+    for body in (b"no json", b"[" * 100_000):
+        assert parts.client.post("/v1/completions", content=body).status_code == 400
 
 
 def test_one_page_shows_each_figure_once(parts: Parts) -> None:
@@ -229,3 +232,29 @@ def test_a_dead_engine_gets_no_more_requests_while_another_lives() -> None:
     assert asyncio.run(chosen(2)) == ["prefill-1"] * 2
     proxy._is_down(proxy.engines["prefill"][1])
     assert asyncio.run(chosen(2)) == ["prefill-0"] * 2
+
+
+def test_a_client_that_has_gone_is_no_fault_of_an_engine() -> None:
+    """aiohttp has one error for both: the engine would get no requests of others for a second."""
+    import asyncio
+
+    import aiohttp
+
+    module = proxy_module()
+    proxy = module.Proxy(["http://a"], ["http://b"], "")
+
+    async def asked(error: Exception, *, by_client: bool) -> None:
+        async with proxy._engine("decode"):
+            if not by_client:
+                raise error
+            with module.to_client():
+                raise error
+
+    lost = aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+    (engine,) = proxy.engines["decode"]
+    with pytest.raises(module.Left):
+        asyncio.run(asked(lost, by_client=True))
+    assert (engine.busy, engine.down_until) == (0, 0.0)
+    with pytest.raises(module.Refused, match="decode-0 does not answer"):
+        asyncio.run(asked(lost, by_client=False))
+    assert engine.down_until > 0

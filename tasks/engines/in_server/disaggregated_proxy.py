@@ -24,8 +24,8 @@ import itertools
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,6 +116,8 @@ class Proxy:
             parts = request.headers.get(PARTS, "").split()
             params = await self._prefill(request.path, body, parts)
             return await self._decode(request, {**body, "kv_transfer_params": params}, parts)
+        except Left:
+            return web.Response(status=499)
         except Refused as refused:
             return refusal(refused.status, str(refused))
         except Passed as passed:
@@ -154,10 +156,12 @@ class Proxy:
                     raise Refused(503, f"{engine.part} failed: {text}")
                 answer = web.StreamResponse(status=reply.status)
                 answer.content_type = reply.content_type
-                await answer.prepare(request)
+                with to_client():
+                    await answer.prepare(request)
                 try:
                     async for piece in reply.content.iter_any():
-                        await answer.write(piece)
+                        with to_client():
+                            await answer.write(piece)
                 except aiohttp.ClientError as error:
                     # The answer has begun: its connection is cut, so that no client takes what
                     # it has for all of it.
@@ -166,7 +170,8 @@ class Proxy:
                     self._is_down(engine)
                     print(f"{engine.part} broke off an answer: {error!r}", flush=True)
                     return answer
-                await answer.write_eof()
+                with to_client():
+                    await answer.write_eof()
                 return answer
 
     @asynccontextmanager
@@ -196,8 +201,9 @@ class Proxy:
         engine.down_until = time.monotonic() + DOWN
 
     def _check_key(self, request: web.Request) -> None:
-        said = request.headers.get("Authorization", "")
-        if self.key and not hmac.compare_digest(said.encode(), f"Bearer {self.key}".encode()):
+        # Bytes that are no UTF-8 come as surrogates: they are a wrong key like any other.
+        said = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if self.key and not hmac.compare_digest(said, f"Bearer {self.key}".encode()):
             raise Refused(401, "Unauthorized")
 
     # -- what it says of itself ------------------------------------------------------------
@@ -257,6 +263,19 @@ class Passed(Exception):
         self.status, self.body = status, body
 
 
+class Left(Exception):
+    """The client has gone: no fault of an engine, and nobody is there to be told."""
+
+
+@contextmanager
+def to_client() -> Iterator[None]:
+    """Around what is written to the client: aiohttp raises the same errors as of an engine."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError):
+        raise Left from None
+
+
 def refusal(status: int, message: str) -> web.Response:
     """In the form of the API: a client library shows the message."""
     print(f"{status}: {message}", flush=True)
@@ -268,7 +287,7 @@ def asked(body: bytes) -> dict[str, Any]:
     """The request, where it can be answered in two parts. Raises `Refused` with 400. Pure."""
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise Refused(400, "the body is no JSON object")
@@ -281,7 +300,10 @@ def asked(body: bytes) -> dict[str, Any]:
             400, f"{', '.join(several)}: one prompt and one answer a request are transferred"
         )
     # The decode engine would compute the whole prompt itself.
-    whole = [name for name in ("prompt_logprobs", "echo", "prompt_embeds") if found.get(name)]
+    names = ("echo", "prompt_embeds", "use_beam_search")
+    whole = [name for name in names if found.get(name)]
+    # 0 asks for them too: of each prompt token itself.
+    whole += ["prompt_logprobs"] if found.get("prompt_logprobs") is not None else []
     if whole:
         raise Refused(400, f"{', '.join(whole)}: not to be had from a prompt that is transferred")
     return found
