@@ -135,7 +135,8 @@ class Watched:
         if self._parts is None or self._last is None:
             return
         found = self._parts.check_transferred(self._last)
-        self._last = self._parts.transfer()
+        # Not what stands there by now: what was counted since would never be looked at.
+        self._last = self._last.plus(found)
         self.transfer = found if self.transfer is None else self.transfer.plus(found)
 
 

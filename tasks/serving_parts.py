@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from registry.bundle import Bundle
 from registry.deploy_parts import PROXY_FILE, engines_of, part_arguments, part_env, side_channel
 from registry.deployment import Deployment
-from registry.errors import InfrastructureError, UserError
+from registry.errors import Infeasible, InfrastructureError, UserError
 from registry.provenance import hardware
 from registry.serve_words import served_env
 from registry.settings import settings
@@ -95,14 +95,15 @@ def watch(
 ) -> None:
     """Look at the parts until an exception comes, and start again what is dead.
 
-    Raises `InfrastructureError` where parts die again and again.
+    Raises `InfrastructureError` or `Infeasible` where parts die again and again.
     """
     in_a_row, last = 0, clock()
     while True:
         sleep(WATCH)
         try:
             server.check_alive()
-        except InfrastructureError as error:
+        # A part that ran, and then ended for want of memory, has its reason from its log.
+        except (Infeasible, InfrastructureError) as error:
             in_a_row = 1 if clock() - last > QUIET else in_a_row + 1
             if in_a_row > MOST_REVIVALS:
                 raise

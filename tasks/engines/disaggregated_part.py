@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from registry.errors import InfrastructureError
 from registry.topology import Disaggregated, Role, transfer_config
 from tasks.engines.disaggregated_transfer import Transfer, transfer_of
 from tasks.engines.ports import free_ports
@@ -72,8 +75,14 @@ class EnginePart(VllmServer):
         return not self.has_ended() and self._healthy()
 
     def transfer(self) -> Transfer:
-        """What it has counted since it started. Raises `InfrastructureError` without counters."""
-        return transfer_of(self._get("/metrics").text)
+        """What it has counted since it started. Raises `InfrastructureError` without counters,
+        and as `check_alive` does where it is dead."""
+        try:
+            page = self._get("/metrics").text
+        except httpx.HTTPError as error:
+            self.check_alive()
+            raise InfrastructureError(f"{self.part} gives no metrics: {error!r}") from None
+        return transfer_of(page)
 
     def _choose_port(self) -> int:
         port, side = self._ports

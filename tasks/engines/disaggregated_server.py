@@ -134,6 +134,7 @@ class DisaggregatedServer(VllmServer):
         revived: list[str] = []
         while dead := self._dead():
             revived += dead
+            places = [part.url for part in self.parts]
             for part in self.parts:
                 if part.part in dead:
                     part.stop()
@@ -141,7 +142,9 @@ class DisaggregatedServer(VllmServer):
             for part in self.parts:
                 if part.part in dead:
                     part.ready(deadline)
-            if PROXY_PART in dead:
+            # Where another process took the port of a part, the proxy would ask that one.
+            moved = places != [part.url for part in self.parts]
+            if PROXY_PART in dead or moved:
                 super().stop()
                 self._start_proxy(deadline)
             try:
@@ -282,20 +285,30 @@ class DisaggregatedServer(VllmServer):
         if reply.status_code != 200:
             return f"HTTP {reply.status_code}: {reply.text[:500]}"
         blocks = 2
-        found = before
+        found, reasons = before, [""]
 
         def counted() -> bool:
-            nonlocal found
-            found = decode.transfer().since(before, 0)
-            return found.bytes_moved > 0 and found.transferred_tokens + found.computed_tokens > 0
+            nonlocal found, reasons
+            found = decode.transfer().since(before, self.block_bytes)
+            if not self.block_bytes and found.transferred_tokens == len(prompt):
+                found = found.model_copy(update={"block_bytes": found.bytes_moved // blocks})
+            reasons = untransferred(found, whole_prompts=self.whole_prompts)
+            if found.computed_tokens > 0:
+                return True
+            # Clients of a server that is started again are answered beside the probe: what a block
+            # has is known by then. Where it is not, the next probe may be alone.
+            others = found.prompt_tokens > len(prompt) and not self.block_bytes
+            return others or (found.prompt_tokens >= len(prompt) and not reasons)
 
         wait_until(counted, SETTLE, every=0.2)
-        found = found.model_copy(update={"block_bytes": found.bytes_moved // blocks})
-        if reasons := untransferred(found):
+        words = f"{'; '.join(reasons)} ({found.words})"
+        if found.computed_tokens:
             raise InfrastructureError(
                 f"{decode.part} gave a token, but did not fetch its prompt from {prefill.part}: "
-                f"{'; '.join(reasons)} ({found.words})"
+                f"{words}"
             )
+        if reasons:
+            return f"a token, but no proof that its prompt was fetched: {words}"
         self.block_bytes = found.block_bytes
         return ""
 

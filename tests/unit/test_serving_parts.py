@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry.bundle import Bundle, Part
-from registry.errors import InfrastructureError, UserError
+from registry.errors import Infeasible, InfrastructureError, UserError
 from registry.topology import Disaggregated
 from tasks import serving_parts
 from tasks.serving_parts import (
@@ -39,13 +39,14 @@ class Failing:
     """Parts that die at the given looks."""
 
     def __init__(self, dead_at: set[int], stop_at: int) -> None:
+        self.error: Exception = InfrastructureError("decode-0: ended")
         self.dead_at, self.stop_at = dead_at, stop_at
         self.looks, self.revived, self.now = 0, 0, 0.0
 
     def check_alive(self) -> None:
         self.looks += 1
         if self.looks in self.dead_at:
-            raise InfrastructureError("decode-0: ended")
+            raise self.error
 
     def revive(self) -> list[str]:
         self.revived += 1
@@ -77,6 +78,14 @@ def test_a_part_that_always_dies_ends_the_server() -> None:
     with pytest.raises(InfrastructureError, match="decode-0: ended"):
         watch(parts, parts.sleep, parts.clock)
     assert parts.revived == MOST_REVIVALS
+
+
+def test_a_part_that_ran_and_had_no_memory_is_started_again() -> None:
+    parts = Failing({2}, 4)
+    parts.error = Infeasible("CUDA out of memory")
+    with pytest.raises(Stopped):
+        watch(parts, parts.sleep, parts.clock)
+    assert parts.revived == 1
 
 
 def test_deaths_that_lie_far_apart_are_each_the_first() -> None:

@@ -13,6 +13,7 @@ from tasks.engines import disaggregated_server
 from tasks.engines.disaggregated_server import DisaggregatedServer, device_places
 from tasks.engines.disaggregated_transfer import keeps_whole_prompts, transfer_of
 from tasks.engines.ports import free_ports
+from tasks.serving import Watched
 
 GOOD = Transfer(
     transferred_tokens=129, cached_tokens=0, computed_tokens=0, transfers=1,
@@ -130,6 +131,120 @@ def test_the_servers_of_one_bundle_share_a_key_and_nothing_else(
     assert "UCX_TLS" not in gpus.parts[0]._env
     with pytest.raises(UserError, match="needs 2 GPUs"), gpus:
         pass
+
+
+# -- the proof of a pair, with counters that are pretended ------------------------------------
+
+NONE = GOOD.model_copy(
+    update=dict.fromkeys(("transferred_tokens", "transfers", "bytes_moved", "block_bytes"), 0)
+)
+
+
+class Counts:
+    """A decode engine that has counted `after` once the probe was answered."""
+
+    part, log = "decode-0", "d.log"
+
+    def __init__(self, after: Transfer) -> None:
+        self.pages = [NONE, after]
+
+    def transfer(self) -> Transfer:
+        return self.pages.pop(0) if len(self.pages) > 1 else self.pages[0]
+
+
+class Answered:
+    status_code = 200
+
+
+@pytest.fixture
+def proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DisaggregatedServer:
+    monkeypatch.setattr(disaggregated_server, "SETTLE", 0.3)
+    server = DisaggregatedServer(
+        tmp_path, topology=Disaggregated(), log=tmp_path / "s.log", served_name="m"
+    )
+    monkeypatch.setattr(server._client, "post", lambda *_, **__: Answered())
+    return server
+
+
+def probe(server: DisaggregatedServer, after: Transfer) -> str:
+    return server._probe(server.of("prefill")[0], Counts(after), float("inf"))  # type: ignore[arg-type]
+
+
+def test_a_pair_is_proved_by_its_own_prompt(proved: DisaggregatedServer) -> None:
+    assert probe(proved, having(block_bytes=0)) == ""
+    assert proved.block_bytes == 65_536
+    with pytest.raises(InfrastructureError, match="did not fetch its prompt from prefill-0"):
+        probe(proved, having(transferred_tokens=0, bytes_moved=0, computed_tokens=129))
+    assert "no proof" in probe(proved, having(bytes_moved=65_536))
+    assert "no proof" in probe(proved, NONE)
+
+
+def test_a_pair_is_proved_while_clients_are_answered(proved: DisaggregatedServer) -> None:
+    """`pilotage serve` starts a part again under its clients' requests."""
+    beside = having(transferred_tokens=429, transfers=2, bytes_moved=5 * 65_536)
+    # What a block has is taken from a prompt that was alone.
+    assert "no proof" in probe(proved, beside)
+    assert proved.block_bytes == 0
+    probe(proved, having(block_bytes=0))
+    assert probe(proved, beside) == ""
+    with pytest.raises(InfrastructureError, match="computed 129 prompt tokens"):
+        probe(proved, beside.model_copy(update={"computed_tokens": 129}))
+    assert proved.block_bytes == 65_536
+
+
+def test_an_engine_that_gives_no_counters_is_a_fault_of_the_machine(
+    proved: DisaggregatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the HTTP library would pass by all who start a server again."""
+    decode = proved.of("decode")[0]
+    monkeypatch.setattr(decode, "check_alive", lambda: None)
+    decode.port = free_ports(1)[0]
+    with pytest.raises(InfrastructureError, match="decode-0 gives no metrics"):
+        decode.transfer()
+
+
+def test_a_part_that_has_to_move_is_told_to_the_proxy(
+    proved: DisaggregatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead: list[list[str]] = [["decode-0"], []]
+    did: list[str] = []
+    moves = True
+    decode = proved.of("decode")[0]
+
+    def ready(deadline: float) -> None:
+        decode.port += moves
+
+    monkeypatch.setattr(proved, "_dead", lambda: dead.pop(0))
+    monkeypatch.setattr(decode, "begin", lambda: did.append("decode-0"))
+    monkeypatch.setattr(decode, "ready", ready)
+    monkeypatch.setattr(proved, "_start_proxy", lambda deadline: did.append("proxy"))
+    monkeypatch.setattr(proved, "_prove", lambda deadline: did.append("proof"))
+    assert proved.revive() == ["decode-0"]
+    assert did == ["decode-0", "proxy", "proof"]
+    dead, moves = [["decode-0"], []], False
+    proved.revive()
+    assert did[3:] == ["decode-0", "proof"]
+
+
+def test_what_is_counted_between_two_checks_is_looked_at(
+    proved: DisaggregatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = having(transferred_tokens=0, bytes_moved=0, transfers=0)
+    monkeypatch.setattr(proved, "transfer", lambda: now)
+    monkeypatch.setattr(proved, "check_alive", lambda: None)
+    watched = Watched(proved)
+
+    def counted(before: Transfer) -> Transfer:
+        """The engine answers one more request as soon as its counters have been read."""
+        nonlocal now
+        found = now.since(before, 65_536)
+        now = now.plus(GOOD)
+        return found
+
+    monkeypatch.setattr(proved, "check_transferred", counted)
+    for _ in range(3):
+        watched.check()
+    assert watched.transfer is not None and watched.transfer.transferred_tokens == 2 * 129
 
 
 def test_ports_of_parts_differ() -> None:
