@@ -20,6 +20,7 @@ from registry.digests import digest_of, digest_of_folder
 from registry.errors import InfrastructureError, UserError
 from registry.provenance import engine_version, hardware_fingerprint, sglang_version
 from registry.settings import settings
+from registry.topology import gpus_of
 from registry.transfer import Transfer
 from tasks.bundles import as_served_here, bundle_named
 from tasks.devices import exclusive
@@ -58,6 +59,8 @@ class Target:
     quantized: bool = False
     log: Path | None = None
     """Of a server of ours."""
+    gpus: int = 0
+    """Of a server of ours, by its arguments; 0: not known."""
 
     @property
     def ours(self) -> bool:
@@ -147,6 +150,7 @@ def bundle_target(bundle: Bundle, reference: str) -> Iterator[Target]:
             emulated=server.emulated,
             quantized=server.quantized,
             log=server.log,
+            gpus=gpus_of(bundle.engine_args, bundle.topology),
         )
 
 
@@ -200,6 +204,7 @@ def folder_target(folder: Path, serve: str | None) -> Iterator[Target]:
             emulated=server.emulated,
             quantized=server.quantized,
             log=server.log,
+            gpus=gpus_of(args, topology),
         )
 
 

@@ -83,11 +83,13 @@ def bench(
             f"load profile {load}: burstiness", f"is {profile.burstiness:g}, GuideLLM sends 1 only",
             "set it to 1, or send with vllm",
         )  # fmt: skip
-    price, note = price_of(hardware, profile)
+    # Here for its errors only: how many machines are paid the target says.
+    price_of(hardware, profile)
     profile, prompts_name = _with_prompts(profile, load, prompts)
     told = {"profile": digest_of(profile), "target": identity}
     folder = (out or default_folder("bench", load, told)).resolve()
     with opened as target, _alone_in(folder):
+        price, note = price_of(hardware, profile, target.gpus)
         check_times_count(target, profile.production)
         _make_room(folder)
         if profile.search is None:

@@ -25,6 +25,7 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY, LatencyEvidence, read_summary
 from registry.outcome import Verdict
 from registry.provenance import hardware_fingerprint
+from registry.topology import gpus_of
 from registry.whole_files import write_whole
 from tasks.devices import exclusive
 from tasks.draft_proof import DRAFT, DraftProof, prove_draft
@@ -218,7 +219,7 @@ class ServedSearch:
                 profile=self.profile_name,
                 hardware=hardware_fingerprint(),
                 engine=f"{bundle.engine} {bundle.engine_version}",
-                price_per_hour=known_price(profile),
+                price_per_hour=known_price(profile, gpus_of(bundle.engine_args, bundle.topology)),
                 emulated=server.emulated,
             )
             run = LoadRun(traffic, generator, watch, folder / "raw", Watched(server).check)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from eval_suites.costs import price_note
+from eval_suites.costs import machines_paid, price_note
 from eval_suites.load import LoadProfile
 from recipes import loader
 from recipes.loader import short_name
 from recipes.schema import HardwareRecipe
 
 
-def price_of(name: str | None, profile: LoadProfile) -> tuple[float | None, str]:
-    """Price per hour, and a sentence about it.
+def price_of(name: str | None, profile: LoadProfile, gpus: int = 0) -> tuple[float | None, str]:
+    """Price per hour of all machines that a server of so many GPUs takes, and a sentence about it.
 
     Of the named hardware file, or of the shipped one that the profile is meant for. Raises
     `UserError`.
@@ -21,9 +21,11 @@ def price_of(name: str | None, profile: LoadProfile) -> tuple[float | None, str]
     if wanted is None:
         return None, f"no costs: no hardware file is called {profile.hardware}"
     recipe = loader.load(wanted, "hardware", HardwareRecipe)
-    return recipe.price_per_hour, price_note(short_name(wanted), recipe)
+    machines = machines_paid(recipe, gpus)
+    price = None if recipe.price_per_hour is None else recipe.price_per_hour * machines
+    return price, price_note(short_name(wanted), recipe, machines)
 
 
-def known_price(profile: LoadProfile) -> float | None:
+def known_price(profile: LoadProfile, gpus: int = 0) -> float | None:
     """The price of the hardware that the profile is meant for; None where none is known."""
-    return price_of(None, profile)[0]
+    return price_of(None, profile, gpus)[0]

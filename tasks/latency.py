@@ -28,6 +28,7 @@ from registry.evidence import (
 from registry.provenance import engine_tools, hardware_fingerprint
 from registry.settings import settings
 from registry.store import Absent
+from registry.topology import gpus_of
 from tasks.engines.engine_watch import EngineWatch, reset_prefix_cache
 from tasks.engines.fixed_rates import Measuring, measure_rates
 from tasks.engines.kept_rate import KeptRateSearch
@@ -113,7 +114,9 @@ def measure_latency(
             profile=profile_name,
             hardware=hardware_fingerprint(),
             engine=served.engine,
-            price_per_hour=known_price(profile),
+            price_per_hour=known_price(
+                profile, gpus_of(served.bundle.engine_args, served.bundle.topology)
+            ),
             emulated=server.emulated,
         )
         # A generator that failed has ended too; another try needs a new one.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from datetime import date
+from pathlib import Path
 
 import pytest
 
-from eval_suites.costs import cost_of, price_note
+from eval_suites.costs import cost_of, machines_paid, price_note
+from eval_suites.loader import load_profile
 from recipes.schema import HardwareRecipe
+from tasks.hardware import price_of
 
 
 def test_the_formula() -> None:
@@ -55,3 +58,29 @@ def test_a_report_says_where_costs_come_from_or_why_there_are_none() -> None:
     assert price_note("cpu", priced) == (
         "costs in EUR at 0.42 per hour of cpu (our contract, as of 2026-01-31)"
     )
+    assert ", 2 of them (our contract" in price_note("nvidia_l20", priced, 2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "accelerators", "machines"),
+    [(0, 1, 1), (1, 1, 1), (14, 1, 14), (4, 8, 1), (8, 8, 1), (14, 8, 2), (4, 0, 1)],
+)
+def test_a_server_of_several_gpus_pays_for_all_of_them(
+    gpus: int, accelerators: int, machines: int
+) -> None:
+    card = HardwareRecipe(kind="hardware", description="d", memory_gib=8)
+    priced = card.model_copy(update={"accelerators": accelerators})
+    assert machines_paid(priced, gpus) == machines
+
+
+def test_the_price_of_a_server_is_that_of_all_its_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "card.yaml"
+    file.write_text(
+        "kind: hardware\ndescription: d\naccelerator: G\naccelerators: 1\nmemory_gib: 8\n"
+        "price_per_hour: 1.2\ncurrency: USD\nprice_source: s\nprice_as_of: 2026-01-31\n"
+    )
+    profile = load_profile("demo_cpu_2core")
+    assert price_of(str(file), profile)[0] == 1.2
+    price, note = price_of(str(file), profile, 3)
+    assert price == pytest.approx(3.6)
+    assert note == "costs in USD at 1.2 per hour of card, 3 of them (s, as of 2026-01-31)"
