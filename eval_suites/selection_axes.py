@@ -16,8 +16,8 @@ from registry.report_latency import kept_point, percentile_of, point_at, sla_of
 
 RELATIVE = ("retention", "non_inferiority", "regression")
 WEIGHTS_NOTE = (
-    "memory is the weights of target and draft, the part of the memory floor that is known of all; "
-    "KV cache and activations come on top"
+    "memory is the weights of target and draft, once for each engine of a server, the part of the "
+    "memory floor that is known of all; KV cache and activations come on top"
 )
 FLOOR_NOTE = (
     "memory is the floor of each plan on all GPUs together: weights, the KV cache of max-num-seqs "
@@ -211,10 +211,11 @@ def _memory(passed: Sequence[CandidateOutcome]) -> tuple[ComparedAxis, str]:
 
 
 def weights_bytes(candidate: CandidateOutcome) -> float | None:
-    """Of target and draft; None where a part is not known."""
+    """Of target and draft, in every engine that holds them; None where a part is not known."""
     if candidate.size_bytes is None or (candidate.draft and candidate.draft_bytes is None):
         return None
-    return float(candidate.size_bytes + (candidate.draft_bytes or 0))
+    one = candidate.size_bytes + (candidate.draft_bytes or 0)
+    return float(one * candidate.weight_copies)
 
 
 def _cost(passed: Sequence[CandidateOutcome], searched: bool) -> tuple[ComparedAxis, str]:

@@ -164,6 +164,11 @@ class CandidateOutcome(Result):
         default="", description="How its processes are arranged; empty: one engine does all."
     )
     size_bytes: int | None = Field(default=None, description="Bytes of the target's weights.")
+    weight_copies: int = Field(
+        default=1,
+        exclude_if=lambda copies: copies == 1,
+        description="How often its server holds the weights: once for each engine.",
+    )
     draft_bytes: int | None = Field(
         default=None, description="Bytes of the draft's weights; null: no draft, or not known."
     )

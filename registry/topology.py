@@ -29,6 +29,8 @@ SIZES = frozenset(
 )
 """Arguments whose product is the GPUs of an engine: vLLM's, and SGLang's second names."""
 
+DATA_PARALLEL = frozenset({"data-parallel-size", "dp-size"})
+
 
 class Disaggregated(BaseModel):
     """x prefill engines, y decode engines, a proxy, and what carries the KV cache between them."""
@@ -101,6 +103,20 @@ def engine_gpus(engine_args: Mapping[str, Any]) -> int:
         if name in SIZES and text.isdecimal():
             found *= max(1, int(text))
     return found
+
+
+def weight_copies(engine_args: Mapping[str, Any], topology: Disaggregated | None = None) -> int:
+    """How often one server holds all of the weights: once for each engine and data-parallel rank.
+
+    Tensor and pipeline parallelism divide them.
+    """
+    if topology is None:
+        ranks = {name: size for name, size in engine_args.items() if name in DATA_PARALLEL}
+        return engine_gpus(ranks)
+    return sum(
+        topology.engines(role) * weight_copies(topology.arguments(role, engine_args))
+        for role in ROLES
+    )
 
 
 def topology_words(topology: Disaggregated | None) -> str:

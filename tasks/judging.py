@@ -19,6 +19,7 @@ from registry.errors import UserError
 from registry.evidence import SUMMARY
 from registry.evidence_folders import CandidateEvidence
 from registry.outcome import CandidateOutcome, GateResult, Selection, Verdict
+from registry.topology import weight_copies
 from tasks import run_log
 from tasks.draft_proof import DRAFT
 from tasks.progress import LOG
@@ -160,6 +161,7 @@ def _outcome(
         draft=measured.draft,
         topology=measured.bundle.topology.words if measured.bundle.topology else "",
         size_bytes=_weights(measured.bundle.target),
+        weight_copies=weight_copies(measured.bundle.engine_args, measured.bundle.topology),
         draft_bytes=_weights(measured.bundle.draft) if measured.bundle.draft else None,
         memory=evidence.serving.compared_memory(points) if evidence.serving else [],
         planned_memory=evidence.serving.planned_memory if evidence.serving else None,

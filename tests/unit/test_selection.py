@@ -306,6 +306,14 @@ def test_a_floor_is_not_compared_with_weights() -> None:
     assert axis(found, "memory").label == "weights"
 
 
+def test_weights_count_in_every_engine() -> None:
+    """Prefill and decode apart hold them twice: 2 x 60 are more than 100."""
+    ours = [candidate("one", size=100), candidate("apart", size=60, weight_copies=2)]
+    found = choose(ours, "smallest")
+    assert numbers(found, "memory") == {"one": 100.0, "apart": 120.0}
+    assert found.chosen == "one"
+
+
 # -- weights ---------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from recipes.schema import ServeRecipe
 from registry.bundle import Bundle, Part
 from registry.digests import digest_of
 from registry.errors import UserError
-from registry.topology import Disaggregated, topology_words, transfer_config
+from registry.topology import Disaggregated, topology_words, transfer_config, weight_copies
 from tasks.serving import bundle_config
 
 DISAGGREGATED = {
@@ -291,3 +291,11 @@ def test_a_page_says_it_beside_the_name_and_pairs_drafts_of_one_topology() -> No
         shown.model_copy(update={"candidates": [first, *shown.candidates[1:]]}), details()
     )
     assert page.count(f'<span class="tag">{apart.topology}</span>') >= 1
+
+
+def test_how_often_a_server_holds_its_weights() -> None:
+    assert weight_copies({"tensor-parallel-size": 4, "pipeline-parallel-size": 2}) == 1
+    assert weight_copies({"tensor-parallel-size": 4, "data-parallel-size": "3"}) == 3
+    assert weight_copies({"tp-size": 4, "dp-size": 2}) == 2
+    apart = Disaggregated(prefill=3, decode=2, decode_args={"data-parallel-size": 2})
+    assert weight_copies({"tensor-parallel-size": 4}, apart) == 3 + 2 * 2
