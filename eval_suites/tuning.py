@@ -70,7 +70,7 @@ def outside(plan: MemoryPlan, args: Mapping[str, object]) -> str:
         if sequences > most:
             return (
                 f"by the plan the KV cache holds {most} sequences of {plan.max_model_len} tokens: "
-                "more would be preempted"
+                "more of that length would be preempted"
             )
     return ""
 

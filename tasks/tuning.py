@@ -177,9 +177,15 @@ def _tried(args: Args, evidence: LatencyEvidence, folder: Path, *, fixed: bool) 
         args=args,
         kept=evidence.kept_rate or (None, None),
         # A search has rates of its own at each point.
-        tpot_ms=dict(_medians(folder / REQUESTS)) if fixed else {},
+        tpot_ms=_counted(evidence, dict(_medians(folder / REQUESTS))) if fixed else {},
         void=void,
     )
+
+
+def _counted(evidence: LatencyEvidence, found: Mapping[float, Interval]) -> dict[float, Interval]:
+    """Without the rates that are void: what was measured there is not the engine's."""
+    void = {point.rate for point in evidence.points if point.answer == "void"}
+    return {rate: one for rate, one in found.items() if rate not in void}
 
 
 def _medians(path: Path) -> Iterator[tuple[float, Interval]]:
@@ -219,6 +225,10 @@ def _notes(points: Sequence[Point]) -> Iterator[str]:
     )
     if any(one.tried is not None and one.tried.void for one in points):
         yield "a point that is void is not compared"
+    for one in points:
+        kept = one.tried is not None and one.tried.kept[0] is not None
+        if kept and one.evidence is not None and one.evidence.sustained is False:
+            yield f"{words(one.args)}: the rate was not confirmed by the longer run"
 
 
 # -- what it says ----------------------------------------------------------------------------

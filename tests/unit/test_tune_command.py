@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from eval_suites.tuning import Interval, Tried
 from flows.tune_command import tune_bundle, tune_text
 from registry.bundle import Bundle, Part
 from registry.candidate_memory import MemoryPlan
@@ -117,3 +118,31 @@ def test_only_a_bundle_is_tuned(home: Path) -> None:
         tune_bundle("b" * 64, "l", ["max-num-seqs=1"], {"--url": "http://h"}, **more)
     with pytest.raises(UserError, match="give --bundle"):
         tune_bundle(None, "l", ["max-num-seqs=1"], {}, **more)
+
+
+def measured(*points: LoadPoint, **changes: Any) -> LatencyEvidence:
+    known: dict[str, Any] = {
+        "bundle": "b", "profile": "p", "hardware": "h", "engine": "vllm", "harness": "h",
+        "settings": {}, "points": list(points), "seconds": 1.0,
+        "measured_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }  # fmt: skip
+    return LatencyEvidence(**(known | changes))
+
+
+def test_times_of_a_void_rate_are_not_compared() -> None:
+    void = point().model_copy(update={"rate": 2.0, "answer": "void"})
+    times = {1.0: Interval(5, 4, 6), 2.0: Interval(1, 1, 1)}
+    assert tuning._counted(measured(point(), void), times) == {1.0: times[1.0]}
+
+
+def test_a_rate_that_no_longer_run_confirmed_is_said() -> None:
+    args = {"max-num-seqs": 16}
+    for sustained, told in ((False, 1), (True, 0), (None, 0)):
+        one = tuning.Point(
+            args,
+            "b",
+            evidence=measured(point(), sustained=sustained),
+            tried=Tried(args, (4.0, 5.0)),
+        )
+        said = [note for note in tuning._notes([one]) if "not confirmed" in note]
+        assert said == ["max-num-seqs 16: the rate was not confirmed by the longer run"] * told

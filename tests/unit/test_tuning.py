@@ -40,7 +40,8 @@ def test_what_lies_outside_of_the_plan_is_not_started() -> None:
     cache = plan(kv_cache_tokens=10_000, max_model_len=1000)
     assert outside(cache, {"max-num-seqs": 10, "max-num-batched-tokens": 10}) == ""
     assert outside(cache, {"max-num-seqs": 11, "max-num-batched-tokens": 2048}) == (
-        "by the plan the KV cache holds 10 sequences of 1000 tokens: more would be preempted"
+        "by the plan the KV cache holds 10 sequences of 1000 tokens: more of that length would "
+        "be preempted"
     )
     assert outside(cache, {"max-num-seqs": 8, "max-num-batched-tokens": 7}) == (
         "vLLM takes no max-num-batched-tokens (7) below max-num-seqs (8)"
