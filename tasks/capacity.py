@@ -12,6 +12,7 @@ from typing import Any
 from registry.capacity_plan import check_length, format_name, plan
 from registry.errors import EXIT_PASS, EXIT_REFUSED, UserError
 from registry.kv_cache import kv_dtype_of
+from registry.machines import Machine
 from registry.memory_floor import Parts, floor_of, named_format
 from registry.plan_evidence import Served
 from registry.plan_parts import (
@@ -337,8 +338,7 @@ def _waste(
             "says": f"by this plan it does not serve the load: {reason}",
         }
     fit = here.fits[0]
-    each = max(1, fit.machines // fit.replicas) if fit.machines >= fit.replicas else 1
-    most = fit.max_concurrency * (replicas // each)
+    most = fit.max_concurrency * _engines_on(machine, fit.tp * fit.pp, replicas)
     spare = replicas - fit.machines
     found |= {
         "needed": fit.machines,
@@ -368,6 +368,15 @@ def _waste(
         found["measured"] = row["measured"]
         says += peak_words(row["measured"], machine)
     return found | {"says": says}
+
+
+def _engines_on(machine: Machine, gpus: int, machines: int) -> int:
+    """Engines of so many GPUs that so many machines have room for."""
+    if machine.is_cpu:
+        return machines
+    if machine.accelerators >= gpus:
+        return machines * (machine.accelerators // gpus)
+    return machines // math.ceil(gpus / machine.accelerators)
 
 
 __all__ = ["ALL_FORMATS", "planned", "planned_together"]

@@ -27,7 +27,7 @@ from registry.plan_parts import Demand, Limits, Model, Wish
 from registry.roofline import Load, Work, decode_step, estimate, prefill
 from registry.settings import CHECKOUT
 from tasks import bundles
-from tasks.capacity import planned, planned_together
+from tasks.capacity import _engines_on, planned, planned_together
 from tasks.capacity_inputs import limits_of, machine_of, machines_of
 from tests.unit.traffic_builders import written_traffic
 
@@ -612,3 +612,14 @@ def test_a_cache_has_the_kind_of_plain_weights(format: str, cache: str) -> None:
     document, _ = made(format=format, hardware=["nvidia_h200"])
     assert document["kv_dtype"] == cache
     assert {one["kv_dtype"] for one in document["fits"]} == {cache}
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "gpus", "machines", "engines"),
+    [(0, 1, 3, 3), (1, 1, 3, 3), (1, 2, 5, 2), (8, 1, 2, 16), (8, 2, 3, 12), (8, 5, 2, 2)],
+)
+def test_engines_that_the_current_machines_hold(
+    accelerators: int, gpus: int, machines: int, engines: int
+) -> None:
+    """Two machines of eight hold sixteen engines of one GPU, and two of five GPUs."""
+    assert _engines_on(Machine("m", "m", GIB, accelerators), gpus, machines) == engines
