@@ -56,7 +56,7 @@ def count(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+    return f"{round(100 * value)} %"
 
 
 def limits(found: Savings) -> str:

@@ -20,7 +20,7 @@ from registry import report
 from registry.machines import Machine
 from registry.outcome import CandidateOutcome, Savings, Verdict
 from registry.release_summary import markdown
-from registry.report_savings import count, spread, statement
+from registry.report_savings import count, percent, spread, statement
 from registry.savings import Asked, Side, machines_of, replicas_of, savings
 from registry.settings import CHECKOUT
 from registry.topology import Disaggregated, gpus_of
@@ -388,6 +388,7 @@ def test_spreads() -> None:
     one = stated(side("int4", (5.657, 8.0)), side("bf16", (4.0, 5.0)))
     assert spread(one.replicas, count) == "3 (1 to 5)"
     assert spread(None, count) == "–"
+    assert (percent(-0.004), percent(-0.2), percent(0.274)) == ("0 %", "-20 %", "27 %")
     lost_nowhere = stated(side("int4", (8.0, None)), side("bf16", (4.0, 5.0)), asked=Asked())
     assert spread(lost_nowhere.sides[0].replicas, count) == "0.125 or less"
     # 1/4 - 1/8, and 1/5 - 1/8 at the least.
