@@ -23,6 +23,11 @@ class Transfer(BaseModel):
     transfers: int = Field(description="Fetches that ended; one for each worker of a request.")
     bytes_moved: int = Field(description="By the decode engines' connectors.")
     failed: int = Field(description="Fetches that failed, handshakes and notices among them.")
+    preempted: int = Field(
+        default=0,
+        description="Times that a decode engine took a request's room away. It computes the prompt "
+        "again itself, which no counter of prompt tokens says (vLLM 0.32).",
+    )
     block_size: int = Field(description="Tokens of a block.")
     block_bytes: int = Field(
         default=0, description="Of one block, all workers; 0 where no token went over yet."
@@ -56,7 +61,7 @@ class Transfer(BaseModel):
         return (
             f"{self.transferred_tokens} prompt tokens transferred in {self.transfers} fetches of "
             f"{self.bytes_moved} bytes, {self.cached_tokens} cached, {self.computed_tokens} "
-            f"computed again, {self.failed} fetches failed"
+            f"computed again, {self.failed} fetches failed, {self.preempted} requests preempted"
         )
 
 
@@ -66,7 +71,8 @@ def untransferred(found: Transfer, *, whole_prompts: bool = True) -> list[str]:
     whole_prompts: every layer keeps the whole prompt, as full attention does. Then t tokens take at
     least ceil(t / size) blocks; more where prompts end within a block, and of requests that were
     broken off before their first token, which count no tokens. Windows and states take fewer.
-    A fetch that failed is no reason: its request got an error, and counts as failed.
+    A fetch that failed is no reason: its request got an error, and counts as failed. Nor is a
+    request that was preempted: that is what overload does, with one engine too. It is counted.
     """
     reasons = []
     if found.computed_tokens:

@@ -137,6 +137,13 @@ class Watched:
         found = self._parts.check_transferred(self._last)
         # Not what stands there by now: what was counted since would never be looked at.
         self._last = self._last.plus(found)
+        if found.preempted:
+            LOG.warning(
+                "%s: %d requests had to give up their room in a decode engine, which then computed "
+                "their prompts again",
+                self._server.served_name,
+                found.preempted,
+            )
         self.transfer = found if self.transfer is None else self.transfer.plus(found)
 
 

@@ -15,6 +15,7 @@ from tasks.engines.vllm_server import sum_samples
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 BYTES = "vllm:nixl_bytes_transferred"
 FAILED = "vllm:nixl_num_failed_transfers_total"
+PREEMPTED = "vllm:num_preemptions_total"
 CONFIG = "vllm:cache_config_info"
 
 
@@ -31,7 +32,8 @@ def transfer_of(page: str) -> Transfer:
         for source in ("external_kv_transfer", "local_cache_hit", "local_compute")
     }
     missing = [name for name in sources.values() if name not in by_source]
-    missing += [name for name in (f"{BYTES}_sum", f"{BYTES}_count", FAILED) if name not in total]
+    needed = (f"{BYTES}_sum", f"{BYTES}_count", FAILED, PREEMPTED)
+    missing += [name for name in needed if name not in total]
     if missing or len(sizes) != 1:
         raise InfrastructureError(
             f"a decode engine does not count {', '.join(missing) or CONFIG}: whether its prompts "
@@ -44,6 +46,7 @@ def transfer_of(page: str) -> Transfer:
         transfers=round(total[f"{BYTES}_count"]),
         bytes_moved=round(total[f"{BYTES}_sum"]),
         failed=round(total[FAILED]),
+        preempted=round(total[PREEMPTED]),
         block_size=int(sizes[0]),
     )
 

@@ -187,7 +187,7 @@ def test_the_key_is_asked_for(parts: Parts) -> None:
     wrong = {"Authorization": "Bearer k"}
     said = parts.client.post("/v1/completions", json={"prompt": "x"}, headers=wrong)
     assert (said.status_code, parts.prefill.asked) == (401, [])
-    said = parts.client.get("/v1/models", headers={"Authorization": b"Bearer \xff"})
+    said = parts.client.get("/v1/models", headers={b"Authorization": b"Bearer \xff"})
     assert said.status_code == 401
     for body in (b"no json", b"[" * 100_000):
         assert parts.client.post("/v1/completions", content=body).status_code == 400

@@ -38,6 +38,7 @@ def having(**changes: int) -> Transfer:
         (having(bytes_moved=65_536), "1 blocks were moved for 129 tokens, which fill 2"),
         # A fetch that failed gave its client an error, and no answer without a transfer.
         (having(failed=1), ""),
+        (having(preempted=1), ""),
     ],
 )
 def test_what_counters_prove(found: Transfer, said: str) -> None:
@@ -80,12 +81,17 @@ vllm:nixl_bytes_transferred_sum{engine="0"} 131072.0
 # HELP vllm:nixl_num_failed_transfers_total x
 # TYPE vllm:nixl_num_failed_transfers_total counter
 vllm:nixl_num_failed_transfers_total{engine="0"} 2.0
+# HELP vllm:num_preemptions_total x
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0"} 4.0
 """
 
 
 def test_a_page_that_counts_no_transfers_proves_nothing() -> None:
-    assert transfer_of(PAGE) == having(cached_tokens=128, failed=2, block_bytes=0)
-    for gone in ("external_kv_transfer", "_sum", "failed", "cache_config"):
+    assert transfer_of(PAGE) == having(
+        cached_tokens=128, failed=2, preempted=4, block_bytes=0
+    )  # fmt: skip
+    for gone in ("external_kv_transfer", "_sum", "failed", "preempt", "cache_config"):
         page = "\n".join(line for line in PAGE.splitlines() if gone not in line) + "\n"
         with pytest.raises(InfrastructureError, match="is not to be seen"):
             transfer_of(page)
@@ -227,7 +233,7 @@ def test_a_part_that_has_to_move_is_told_to_the_proxy(
 
 
 def test_what_is_counted_between_two_checks_is_looked_at(
-    proved: DisaggregatedServer, monkeypatch: pytest.MonkeyPatch
+    proved: DisaggregatedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = having(transferred_tokens=0, bytes_moved=0, transfers=0)
     monkeypatch.setattr(proved, "transfer", lambda: now)
@@ -238,13 +244,15 @@ def test_what_is_counted_between_two_checks_is_looked_at(
         """The engine answers one more request as soon as its counters have been read."""
         nonlocal now
         found = now.since(before, 65_536)
-        now = now.plus(GOOD)
+        now = now.plus(having(preempted=3))
         return found
 
     monkeypatch.setattr(proved, "check_transferred", counted)
     for _ in range(3):
         watched.check()
     assert watched.transfer is not None and watched.transfer.transferred_tokens == 2 * 129
+    assert watched.transfer.preempted == 6
+    assert caplog.text.count("m: 3 requests had to give up their room") == 2
 
 
 def test_ports_of_parts_differ() -> None:
