@@ -35,7 +35,7 @@ from registry.deploy_manifests import (
 from registry.deploy_yaml import Literal, yaml_file
 from registry.deployment import GIB, Deployment, memory_of, part_of, start_budget
 from registry.serve_words import serve_words
-from registry.topology import ROLES, Disaggregated, Role, transfer_config
+from registry.topology import ROLES, Disaggregated, Role, cpu_env, transfer_config
 
 PROXY_NAME = "disaggregated_proxy.py"
 PROXY_FILE = Path(__file__).parents[1] / "tasks" / "engines" / "in_server" / PROXY_NAME
@@ -91,20 +91,13 @@ def part_words(
 def part_env(deployment: Deployment, *, one_host: bool = False) -> dict[str, str]:
     """What the project sets for each engine beside the gated environment, addresses apart.
 
-    On a CPU as at the gate (`tasks/engines/disaggregated_server.py`). By GPUs UCX finds by itself
-    what carries the KV cache. one_host: all engines see each other's loopback, and the cache goes
-    over it alone; containers have a network between them.
+    On a CPU as at the gate (`tasks/engines/disaggregated_server.py`); containers have a network
+    between them instead of one loopback. By GPUs UCX finds by itself what carries the KV cache.
     """
-    topology = topology_of(deployment)
     if deployment.gpus:
         return {}
     cores = int(deployment.hardware.get("cores") or 1)
-    return {
-        "UCX_TLS": "tcp,sm,self",
-        **({"UCX_NET_DEVICES": "lo"} if one_host else {}),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, cores // (topology.prefill + topology.decode))),
-    }
+    return cpu_env(topology_of(deployment), cores, one_host=one_host)
 
 
 # -- compose ---------------------------------------------------------------------------------

@@ -124,6 +124,22 @@ def topology_words(topology: Disaggregated | None) -> str:
     return COLOCATED if topology is None else topology.words
 
 
+def cpu_env(topology: Disaggregated, cores: int, *, one_host: bool) -> dict[str, str]:
+    """Variables of every engine on CPUs with `cores` for all of them. Pure.
+
+    vLLM binds the workers of all engines to the same cores, and each engine's threads would take
+    all of them; UCX would try networks that no other part uses. one_host: all engines see each
+    other's loopback, and the cache goes over it alone, or UCX would listen on every network of the
+    machine, and whoever reaches it there reaches the KV cache.
+    """
+    return {
+        "UCX_TLS": "tcp,sm,self",
+        **({"UCX_NET_DEVICES": "lo"} if one_host else {}),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, cores // (topology.prefill + topology.decode))),
+    }
+
+
 def transfer_config(topology: Disaggregated, role: Role, buffer: str | None = None) -> str:
     """vLLM's JSON for `--kv-transfer-config` of an engine of this role.
 

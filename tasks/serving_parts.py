@@ -134,7 +134,7 @@ def _lines(bundle: Bundle, name: str, port: int) -> Iterator[str]:
             bundle.draft.path if bundle.draft else None,
             bundle.num_speculative_tokens or 0,
         )
-        env = {**part_env(deployment), **served_env(bundle.env), **places[part]}
+        env = part_env(deployment, one_host=True) | served_env(bundle.env) | places[part]
         env |= side_channel("127.0.0.1", number)
         yield f"# {part}"
         yield shlex.join([*(f"{key}={value}" for key, value in env.items()), *words])

@@ -22,7 +22,7 @@ from registry.errors import InfrastructureError, UserError
 from registry.json_files import json_object
 from registry.provenance import hardware
 from registry.settings import settings
-from registry.topology import ROLES, Disaggregated, Role, engine_gpus
+from registry.topology import ROLES, Disaggregated, Role, cpu_env, engine_gpus
 from registry.transfer import Transfer, untransferred
 from tasks.engines.disaggregated_part import EnginePart
 from tasks.engines.disaggregated_transfer import keeps_whole_prompts
@@ -316,19 +316,11 @@ class DisaggregatedServer(VllmServer):
 def part_env(topology: Disaggregated, env: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
     """The variables of every engine. Pure but for the number of cores.
 
-    On a CPU vLLM binds the workers of all engines to the same cores, and each engine's threads
-    would take all of them; UCX listens on every network of the machine, and whoever reaches it
-    there reaches the KV cache. Of GPUs nothing is said: there UCX finds its own way, not run yet.
+    Of GPUs nothing is said: there UCX finds its own way, not run yet.
     """
     found = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
     if on_cpu:
-        engines = topology.prefill + topology.decode
-        found |= {
-            "UCX_TLS": "tcp,sm,self",
-            "UCX_NET_DEVICES": "lo",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(max(1, int(hardware()["cores"]) // engines)),
-        }
+        found |= cpu_env(topology, int(hardware()["cores"]), one_host=True)
     return {**found, **env}
 
 

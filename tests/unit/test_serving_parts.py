@@ -131,6 +131,8 @@ def test_all_parts_are_printed_with_their_own_ports(
     for number, words in enumerate(engines):
         assert words[words.index("--port") + 1] == str(8100 + number)
         assert f"VLLM_NIXL_SIDE_CHANNEL_PORT={5600 + number}" in words
+        # As at the gate: the cache of all engines of this machine goes over loopback alone.
+        assert "UCX_NET_DEVICES=lo" in words
         assert words[words.index("--served-model-name") + 1] == "freight"
         config = json.loads(words[words.index("--kv-transfer-config") + 1])
         assert config["kv_role"] == ("kv_consumer" if number else "kv_producer")
