@@ -19,7 +19,7 @@ from registry.digests import digest_of
 from registry.engine_memory import PlannedMemory
 from registry.errors import UserError
 from registry.format_support import ENGINE, kv_problem, method_problem, support_of
-from registry.kv_cache import MAX_BATCHED_TOKENS, kv_dtype_of, kv_tokens
+from registry.kv_cache import MAX_BATCHED_TOKENS, block_size, kv_dtype_of, kv_tokens
 from registry.machines import GIB, Machine
 from registry.memory_floor import FORMATS, MemoryFloor, Parts, floor_of
 from registry.planned_memory import planned_memory
@@ -32,9 +32,6 @@ APART = 0.05
 
 UTILIZATION = 0.92
 """vLLM's own `gpu-memory-utilization`."""
-
-CPU_BLOCK, BLOCK = 128, 16
-"""Tokens of a block: of vLLM's CPU platform (a latent cache has the other), and of a GPU."""
 
 NO_MEMORY = frozenset(
     (
@@ -266,8 +263,7 @@ def _planned(
 ) -> MemoryPlan:
     if any(layer.attention == "linear" for layer in shape.layers) and not engine.prefixes:
         raise Unplanned("states without prefix caching are not counted here")
-    mla = any(layer.attention == "mla" for layer in shape.layers)
-    block = engine.block or (CPU_BLOCK if machine.is_cpu and not mla else BLOCK)
+    block = engine.block or block_size(shape, cpu=machine.is_cpu)
     how: dict[str, Any] = {
         "format": "auto",
         "kv_dtype": engine.kv_dtype,
@@ -380,9 +376,8 @@ def _kernel_problem(
         return f"no kernel on {machine.title}: {support.reason}"
     if not kv_dtype.startswith("fp8"):
         return ""
-    mla = any(layer.attention == "mla" for layer in shape.layers)
     widest = max(layer.head_dim for layer in shape.layers)
-    problem = kv_problem(kv_dtype, machine, mla=mla, head_dim=widest)
+    problem = kv_problem(kv_dtype, machine, mla=shape.latent, head_dim=widest)
     return f"no kernel on {machine.title}: {problem}" if problem else ""
 
 

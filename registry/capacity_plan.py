@@ -13,7 +13,7 @@ from typing import Any
 
 from registry.errors import UserError
 from registry.format_support import Support, kv_problem, method_problem, support_of
-from registry.kv_cache import kv_dtype_of
+from registry.kv_cache import block_size, kv_dtype_of
 from registry.machines import GIB, Machine
 from registry.memory_floor import MemoryFloor, floor_of, largest_concurrency, named_format
 from registry.plan_parts import Demand, Fit, Limits, Model, Plan, RuledOut, Wish
@@ -22,9 +22,6 @@ from registry.shape_parts import ModelShape
 
 PARALLEL = (1, 2, 4, 8)
 """GPUs of one engine that are tried; more than 8 is more than one host has."""
-
-CPU_BLOCK = 128
-"""Tokens of a block on vLLM's CPU platform; 16 for a latent cache."""
 
 
 def plan(
@@ -85,9 +82,8 @@ def _kv_problem(shape: ModelShape, wish: Wish, asked: str, machine: Machine) -> 
     if wish.kv_dtype == "auto" and not kv_dtype.startswith("fp8"):
         # A cache of 16 bit has the model's own kind, and changes along with it.
         return ""
-    mla = any(layer.attention == "mla" for layer in shape.layers)
     widest = max(layer.head_dim for layer in shape.layers)
-    return kv_problem(kv_dtype, machine, mla=mla, head_dim=widest)
+    return kv_problem(kv_dtype, machine, mla=shape.latent, head_dim=widest)
 
 
 def _fits(
@@ -140,7 +136,6 @@ def _one(
     tp: int,
 ) -> Fit | RuledOut:
     shape = model.shape
-    mla = any(layer.attention == "mla" for layer in shape.layers)
     own = asked == "auto" or name == format_name("auto", shape)
     how: dict[str, Any] = {
         "format": asked,
@@ -148,7 +143,7 @@ def _one(
         "tp": tp,
         "pp": wish.pp,
         "draft": model.draft,
-        "block": CPU_BLOCK if machine.is_cpu and not mla else 16,
+        "block": block_size(shape, cpu=machine.is_cpu),
         "max_batched_tokens": wish.max_batched_tokens,
         "eager": machine.is_cpu,
         "checkpoint_bytes": model.checkpoint_bytes if own else None,

@@ -16,8 +16,8 @@ from registry.errors import UserError
 from registry.shape_parts import LayerShape, ModelShape
 from registry.weight_formats import WeightFormat
 
-BLOCK = 16
-"""Tokens of a block on GPUs; vLLM's CPU platform takes 128, 16 for MLA."""
+BLOCK, CPU_BLOCK = 16, 128
+"""Tokens of a block on GPUs and on vLLM's CPU platform, which takes 16 for MLA."""
 
 MAX_BATCHED_TOKENS = 2048
 """vLLM's `max-num-batched-tokens` on a GPU of less than 70 GiB; 8192 on a larger one."""
@@ -51,6 +51,11 @@ state at the end of the last whole block, and the one in work (`MambaSpec`, mode
 
 _SCALE = 4
 """float32 beside each head's K and V of each token, with `..._per_token_head`."""
+
+
+def block_size(shape: ModelShape, *, cpu: bool) -> int:
+    """Tokens of a block as vLLM 0.32 chooses it, where no argument does."""
+    return CPU_BLOCK if cpu and not shape.latent else BLOCK
 
 
 def kv_dtype_of(shape: ModelShape, kv_dtype: str, form: WeightFormat | None = None) -> str:
@@ -197,7 +202,7 @@ def pool_of(
     if len({layer.window for layer in layers}) == 1:
         # All of them need the same tokens: one group, whatever their pages.
         return Pool((Group(tuple(layers), block, layers[0].window),))
-    mixed = any(layer.attention == "mla" for layer in shape.layers)
+    mixed = shape.latent
     return Pool(_groups(_one_page(layers, splits=not mixed)))
 
 

@@ -16,10 +16,10 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from registry.capacity_plan import CPU_BLOCK, plan
+from registry.capacity_plan import plan
 from registry.errors import Problem, UserError
 from registry.format_support import support_of
-from registry.kv_cache import kv_dtype_of, token_bytes
+from registry.kv_cache import block_size, kv_dtype_of, token_bytes
 from registry.machines import Machine
 from registry.memory_floor import Parts, named_format
 from registry.plan_parts import (
@@ -35,8 +35,6 @@ from registry.plan_parts import (
 )
 from registry.roofline import Estimate, Load, Work, estimate_apart, transfer_seconds
 from registry.topology import ROLES, Disaggregated, Role
-
-BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -239,8 +237,7 @@ def request_bytes(model: Model, wish: Wish, prompt: int, *, cpu: bool) -> int:
     `nixl/base_scheduler.py`), of linear attention its state, two bytes a value.
     """
     shape = model.shape
-    mla = any(layer.attention == "mla" for layer in shape.layers)
-    size = CPU_BLOCK if cpu and not mla else BLOCK
+    size = block_size(shape, cpu=cpu)
     blocks = math.ceil(prompt / size)
     kv_dtype = kv_dtype_of(shape, wish.kv_dtype, named_format(wish.formats[0], shape))
     found = 0

@@ -95,6 +95,11 @@ class ModelShape:
     """Tables of whole numbers: which token of the target a draft's token is."""
 
     @property
+    def latent(self) -> bool:
+        """Whether its cache holds MLA's latent vectors."""
+        return any(layer.attention == "mla" for layer in self.layers)
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
         inner = (weight for layer in self.layers for weight in layer.weights)
         return (*self.first, *inner, *self.last)
