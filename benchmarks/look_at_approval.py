@@ -11,13 +11,11 @@ the refusal said, what the run ended with, and the pictures.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.look_at_form import IMAGES, SETTLED, Looker
+from benchmarks.look_at_form import SETTLED, Looker, looking, options
 
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -73,30 +71,18 @@ def ended(look: Looker, run: str, limit: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:4200")
+    parser = options(__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="id of the suspended run")
     parser.add_argument("--answer", choices=("no", "yes"), required=True)
     parser.add_argument("--by", required=True)
     parser.add_argument("--reason", required=True)
-    parser.add_argument("--out", type=Path, default=IMAGES)
-    parser.add_argument("--chromium", default="/usr/bin/chromium")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds the run may take")
     given = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    given.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 1000})
-        page.set_default_timeout(180_000)
-        look = Looker(page, given.url, given.out)
+    with looking(given, height=1000) as look:
         dialog = opened(look, given.run)
         shown = dialog.inner_text()
         refusal = refused(look, dialog, given.run)
         answered(look, dialog, given.answer, given.by, given.reason)
         end = ended(look, given.run, given.limit)
-        browser.close()
     line = {
         "form": shown,
         "refusal": refusal,

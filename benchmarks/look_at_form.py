@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,30 @@ class Looker:
             base_url=f"{self.url}/api", enable_csrf_support=True, timeout=30
         ) as client:
             return client.request(method, f"/{path}", json=body).json()
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """What every look at the UI takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--url", default="http://127.0.0.1:4200")
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds the run may take")
+    return parser
+
+
+@contextmanager
+def looking(given: argparse.Namespace, height: int = 800) -> Iterator[Looker]:
+    """A page in a headless Chromium, with the `options`."""
+    from playwright.sync_api import sync_playwright
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": height})
+        page.set_default_timeout(180_000)
+        yield Looker(page, given.url, given.out)
+        browser.close()
 
 
 def fill_in_and_submit(look: Looker, own: str) -> str:
@@ -111,25 +137,13 @@ def pages_of(look: Looker, run: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:4200")
+    parser = options(__doc__.splitlines()[0])
     parser.add_argument("--own", required=True, help="path of a release recipe, for the worker")
-    parser.add_argument("--out", type=Path, default=IMAGES)
-    parser.add_argument("--chromium", default="/usr/bin/chromium")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds the run may take")
     given = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    given.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 800})
-        page.set_default_timeout(180_000)
-        look = Looker(page, given.url, given.out)
+    with looking(given) as look:
         run = fill_in_and_submit(look, given.own)
         ended = watched(look, run, given.limit)
         pages = pages_of(look, run)
-        browser.close()
     line = {
         "run": ended["name"],
         "type": ended["state_type"],

@@ -29,6 +29,14 @@ ODD_ARGS: dict[str, Any] = {
 """Values that mean something to a shell, to Compose, to Kubernetes and to YAML."""
 
 
+def downloaded(parent: Path) -> Path:
+    """A downloaded version's folder, in a place with a difficult name."""
+    folder = parent / 'it\'s "a" \\ $HOME é'
+    for part in ("target", "draft"):
+        (folder / part).mkdir(parents=True)
+    return folder
+
+
 def deployment(
     model: str = "freight-assistant",
     *,

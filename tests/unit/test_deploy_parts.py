@@ -23,7 +23,7 @@ from registry.deployables import render, write
 from registry.deployment import Deployment, memory_of, part_of
 from registry.serve_words import serve_words, served_env
 from registry.topology import ROLES, Disaggregated, Role
-from tests.unit.deploy_builders import CPU, H200, ODD_ARGS, deployment, path_with
+from tests.unit.deploy_builders import CPU, H200, ODD_ARGS, deployment, downloaded, path_with
 from tests.unit.test_deployables import after_variables
 
 GIB = 2**30
@@ -300,10 +300,7 @@ def started(place: Path, engine: Path, count: int, **env: str) -> subprocess.Pop
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    folder = tmp_path / 'it\'s "a" \\ $HOME é'
-    for part in ("target", "draft"):
-        (folder / part).mkdir(parents=True)
-    return folder
+    return downloaded(tmp_path)
 
 
 def test_the_script_starts_all_parts_and_ends_them(place: Path, engine: Path) -> None:

@@ -32,6 +32,7 @@ from tasks.deployables import replicas_of
 from tests.unit.deploy_builders import (
     ODD_ARGS,
     deployment,
+    downloaded,
     fake_vllm,
     on_gpus,
     path_with,
@@ -77,11 +78,7 @@ def case(request: pytest.FixtureRequest) -> Deployment:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A downloaded version's folder, in a place with a difficult name."""
-    folder = tmp_path / 'it\'s "a" \\ $HOME é'
-    for part in ("target", "draft"):
-        (folder / part).mkdir(parents=True)
-    return folder
+    return downloaded(tmp_path)
 
 
 def start(
